@@ -1,0 +1,24 @@
+"""foldwise: brute-force cross-validation of Bayesian models, all folds at once."""
+
+from foldwise.crossval import cross_validate
+from foldwise.fit import Fit, fit
+from foldwise.folds import (
+    Folds,
+    from_labels,
+    from_splits,
+    from_splitter,
+    group_k_fold,
+    h_block,
+    hv_block,
+    k_fold,
+    leave_future_out,
+    leave_group_out,
+    leave_one_out,
+    spatial_block,
+    stratified_k_fold,
+)
+from foldwise.model import Model
+from foldwise.results import CVResult
+from foldwise.runtime import configure
+
+configure()

@@ -1,0 +1,201 @@
+"""Running sums of the chains' log scores, whose memory does not grow with the run.
+
+The draws of a chain are cut into at most ``BLOCKS`` consecutive blocks of equal length. When all
+blocks are full, neighbours are merged and the length doubles, so a run can go on without knowing
+how long it will be. The block sums serve the estimate, batch means, R-hat and its shuffled
+benchmark alike; ``memory="draws"`` keeps every draw besides and changes nothing else.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.special import expit, logsumexp
+
+BLOCKS = 64
+# Largest values kept per fold for the Pareto tail fit: its tail has 3 sqrt(draws) of them, so 200
+# serve 4,444 draws; longer runs use the 200 largest.
+TAIL = 200
+# Bridge constants at which online sums are kept, in nats around the full-data guess.
+GRID = np.array([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
+
+
+def block_length(draws: int, batch: int) -> int:
+    """Length of the blocks of a chain of ``draws``: batch times the power of two that it takes."""
+    length = batch
+    while draws > BLOCKS * length:
+        length *= 2
+    return length
+
+
+@dataclass
+class RunningSums:
+    """Sums over the draws of every fold and chain, in blocks of consecutive draws.
+
+    With s the log score of a draw (joint log density of the fold's test rows):
+
+    ``log_sum``     log of the sum of exp(s) in each block
+    ``log_square``  log of the sum of exp(2 s) over the chain
+    ``total``       sum of s - centre in each block
+    ``square``      sum of (s - centre)^2 in each block
+    ``largest``     the largest s of the fold
+    ``row_log_sum``, ``row_log_square`` the same for each test row (where recorded by row)
+    ``grid``        sums of expit(sign (s - node)) in each block for each target and node, and
+    ``grid_square`` of its squares over the chain: the bridge's fold side, online
+    """
+
+    batch: int
+    draws: Int[np.ndarray, " fold"]
+    centre: Float[np.ndarray, " fold"]
+    log_sum: Float[np.ndarray, "fold chain block"]
+    log_square: Float[np.ndarray, "fold chain"]
+    total: Float[np.ndarray, "fold chain block"]
+    square: Float[np.ndarray, "fold chain block"]
+    largest: Float[np.ndarray, "fold tail"]
+    not_finite: Int[np.ndarray, " fold"]
+    undefined: Int[np.ndarray, " fold"]
+    row_start: Int[np.ndarray, " fold1"] | None = None
+    row_log_sum: Float[np.ndarray, "row chain block"] | None = None
+    row_log_square: Float[np.ndarray, "row chain"] | None = None
+    nodes: Float[np.ndarray, "fold target node"] | None = None
+    grid: Float[np.ndarray, "fold target chain block node"] | None = None
+    grid_square: Float[np.ndarray, "fold target chain node"] | None = None
+
+    @classmethod
+    def empty(
+        cls,
+        folds: int,
+        chains: int,
+        batch: int,
+        row_start: Int[np.ndarray, " fold1"] | None = None,
+        nodes: Float[np.ndarray, "fold target node"] | None = None,
+    ) -> "RunningSums":
+        """Sums before the first draw."""
+        blocks = (folds, chains, BLOCKS)
+        sums = cls(
+            batch=batch,
+            draws=np.zeros(folds, np.int64),
+            centre=np.zeros(folds),
+            log_sum=np.full(blocks, -np.inf),
+            log_square=np.full((folds, chains), -np.inf),
+            total=np.zeros(blocks),
+            square=np.zeros(blocks),
+            largest=np.full((folds, TAIL), -np.inf),
+            not_finite=np.zeros(folds, np.int64),
+            undefined=np.zeros(folds, np.int64),
+        )
+        if row_start is not None:
+            sums.row_start = row_start
+            sums.row_log_sum = np.full((int(row_start[-1]), chains, BLOCKS), -np.inf)
+            sums.row_log_square = np.full((int(row_start[-1]), chains), -np.inf)
+        if nodes is not None:
+            targets, size = nodes.shape[1:]
+            sums.nodes = nodes
+            sums.grid = np.zeros((folds, targets, chains, BLOCKS, size))
+            sums.grid_square = np.zeros((folds, targets, chains, size))
+        return sums
+
+    def update(
+        self,
+        members: Int[np.ndarray, " fold"],
+        scores: Float[np.ndarray, "fold chain draw target"],
+        rows: Float[np.ndarray, "row chain draw"] | None = None,
+    ) -> None:
+        """Add consecutive draws of the folds ``members``, all of which have as many so far."""
+        first, last = int(self.draws[members[0]]), int(self.draws[members[0]]) + scores.shape[2]
+        self._update_tail(members, scores[..., 0])
+        if first == 0:
+            with np.errstate(invalid="ignore"):
+                finite = np.where(np.isfinite(scores[..., 0]), scores[..., 0], np.nan)
+            counted = np.maximum(np.isfinite(finite).sum(axis=(1, 2)), 1)
+            self.centre[members] = np.nansum(finite, axis=(1, 2)) / counted
+        begin = first
+        while begin < last:
+            length = block_length(begin + 1, self.batch)
+            if begin and length > block_length(begin, self.batch):
+                self._merge_neighbours(members)
+            end = min(last, (begin // length + 1) * length)
+            part = slice(begin - first, end - first)
+            row_part = None if rows is None else rows[:, :, part]
+            self._add(members, begin // length, scores[:, :, part], row_part)
+            begin = end
+        self.draws[members] = last
+
+    def _update_tail(
+        self, members: Int[np.ndarray, " fold"], scores: Float[np.ndarray, "fold chain draw"]
+    ) -> None:
+        flat = scores.reshape(len(members), -1)
+        self.not_finite[members] += (~np.isfinite(flat)).sum(axis=1)
+        self.undefined[members] += (np.isnan(flat) | (flat == np.inf)).sum(axis=1)
+        both = np.concatenate([self.largest[members], np.nan_to_num(flat, nan=-np.inf)], axis=1)
+        self.largest[members] = np.partition(both, -TAIL, axis=1)[:, -TAIL:]
+
+    def _add(
+        self,
+        members: Int[np.ndarray, " fold"],
+        block: int,
+        scores: Float[np.ndarray, "fold chain draw target"],
+        rows: Float[np.ndarray, "row chain draw"] | None,
+    ) -> None:
+        own = scores[..., 0]
+        with np.errstate(invalid="ignore", over="ignore"):
+            centred = own - self.centre[members][:, None, None]
+            self.total[members, :, block] += centred.sum(axis=2)
+            self.square[members, :, block] += (centred**2).sum(axis=2)
+        _log_add(self.log_sum, (members, slice(None), block), own)
+        _log_add(self.log_square, members, 2.0 * own)
+        if rows is not None and self.row_start is not None:
+            span = slice(self.row_start[members[0]], self.row_start[members[-1] + 1])
+            _log_add(self.row_log_sum, (span, slice(None), block), rows)
+            _log_add(self.row_log_square, span, 2.0 * rows)
+        if self.grid is not None and self.grid_square is not None and self.nodes is not None:
+            for target in range(scores.shape[3]):
+                sign = 1.0 if target == 0 else -1.0
+                nodes = self.nodes[members, target][:, None, None, :]
+                values = expit(sign * (scores[..., target, None] - nodes))
+                self.grid[members, target, :, block] += values.sum(axis=2)
+                self.grid_square[members, target] += (values**2).sum(axis=2)
+
+    def _merge_neighbours(self, members: Int[np.ndarray, " fold"]) -> None:
+        half = BLOCKS // 2
+
+        def merge(array: np.ndarray, index: object, log: bool, axis: int = 2) -> None:
+            old = np.moveaxis(array[index], axis, 0)
+            new = np.full_like(old, -np.inf) if log else np.zeros_like(old)
+            new[:half] = np.logaddexp(old[::2], old[1::2]) if log else old[::2] + old[1::2]
+            array[index] = np.moveaxis(new, 0, axis)
+
+        merge(self.log_sum, members, log=True)
+        merge(self.total, members, log=False)
+        merge(self.square, members, log=False)
+        if self.row_log_sum is not None and self.row_start is not None:
+            span = slice(self.row_start[members[0]], self.row_start[members[-1] + 1])
+            merge(self.row_log_sum, span, log=True)
+        if self.grid is not None:
+            merge(self.grid, members, log=False, axis=3)
+
+    @property
+    def length(self) -> int:
+        """Draws in a full block (the batch length of batch means); all folds have it in common."""
+        return block_length(int(self.draws[0]), self.batch)
+
+    @property
+    def full_blocks(self) -> int:
+        """Number of full blocks in each chain."""
+        return int(self.draws[0]) // self.length
+
+    @property
+    def block_draws(self) -> Int[np.ndarray, " block"]:
+        """Number of draws in each block, the last of which may be shorter."""
+        draws = int(self.draws[0])
+        ends = np.minimum(np.arange(1, BLOCKS + 1) * self.length, draws)
+        starts = np.minimum(np.arange(BLOCKS) * self.length, draws)
+        counts = ends - starts
+        return counts[counts > 0]
+
+
+def _log_add(array: Any, index: object, scores: np.ndarray) -> None:
+    """Add the sum of exp(scores) over their last axis (draws) to exp(array[index]), in logs."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        array[index] = np.logaddexp(array[index], logsumexp(scores, axis=2))

@@ -1,0 +1,423 @@
+"""cross_validate: the workflow, in order."""
+
+import time
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from foldwise.accumulators import GRID, RunningSums
+from foldwise.checks import check_count, check_name, resolve_seed
+from foldwise.diagnostics import batch_means_variance
+from foldwise.fit import Fit
+from foldwise.fit import fit as fit_full
+from foldwise.folds import Folds
+from foldwise.model import Model
+from foldwise.progress import Progress
+from foldwise.results import CVResult, summarise
+from foldwise.sampler import PILOTS, Sampler, Segment
+from foldwise.scores import ESTIMATORS, SCORES, Evidence, estimate
+from foldwise.tuning import FullData, full_data, metrics, pilot_positions, start_positions
+
+MEMORIES = ("draws", "online")
+# Batch means need this many batches for an error worth the name.
+LEAST_BATCHES = 20
+
+
+class BatchWarning(UserWarning):
+    """The batch length does not fit the chains' autocorrelation."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is done."""
+
+    scores: tuple[str, ...]
+    estimator: str
+    memory: str
+    chains: int
+    warmup: int
+    batch: int
+    precision: str
+    seed: int
+
+
+@dataclass
+class Run:
+    """A cross-validation under way: all that is needed to take it further."""
+
+    model: Model
+    folds: Folds
+    fit: Fit
+    settings: Settings
+    sampler: Sampler
+    evidence: Evidence
+    acceptance: Float[np.ndarray, " fold"]
+    divergences: Int[np.ndarray, " fold"]
+    moves: Int[np.ndarray, "fold chain"]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def copy(self) -> "Run":
+        """A run that goes on from here and leaves this one as it is."""
+        evidence = Evidence(**{**vars(self.evidence), "sums": deepcopy(self.evidence.sums)})
+        return Run(
+            **{
+                **vars(self),
+                "sampler": self.sampler.copy(),
+                "evidence": evidence,
+                "acceptance": self.acceptance.copy(),
+                "divergences": self.divergences.copy(),
+                "moves": self.moves.copy(),
+                "seconds": dict(self.seconds),
+            }
+        )
+
+    def sample(self, draws: int, bar: Progress) -> None:
+        """Take all chains ``draws`` further, recording every draw after warm-up."""
+        began = time.perf_counter()
+        evidence, folds = self.evidence, len(self.folds)
+        if evidence.draws is not None:
+            room = np.empty((*evidence.draws.shape[:2], draws, evidence.draws.shape[3]))
+            evidence.draws = np.concatenate([evidence.draws, room], axis=2)
+        warmup = max(self.settings.warmup - self.sampler.done, 0)
+        bar.start(f"folds of {self.model.name or 'model'}", folds * (warmup + draws))
+        for members, record, count in self.sampler.run(draws):
+            if count > 0:
+                self._record(members, record)
+            bar.advance(len(members) * abs(count))
+        self._add_seconds("folds", began)
+
+    def _record(self, members: Int[np.ndarray, " fold"], record: Segment) -> None:
+        evidence, scores, rows = self.evidence, record.scores, None
+        if self.sampler.by_row:
+            width = scores.shape[-1]
+            valid = np.arange(width) < self.folds.n_test[members][:, None]
+            rows = np.moveaxis(scores[:, :, :, 0], -1, 1)[valid]
+            scores = scores.sum(axis=-1)
+        if evidence.draws is not None:
+            first = int(evidence.sums.draws[members[0]])
+            evidence.draws[members, :, first : first + scores.shape[2]] = scores
+        evidence.sums.update(members, scores, rows)
+        self.acceptance[members] += record.acceptance
+        self.divergences[members] += record.divergences
+        self.moves[members] += record.moves
+
+    def _add_seconds(self, phase: str, began: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
+
+
+def cross_validate(
+    model: Model,
+    folds: Folds,
+    fit: Fit | None = None,
+    scores: str | tuple[str, ...] | None = None,
+    chains: int = 4,
+    draws: int = 100,
+    warmup: int = 50,
+    batch: int = 10,
+    target_mcse: float | None = None,
+    max_draws: int = 2000,
+    estimator: str = "auto",
+    memory: str = "draws",
+    precision: str = "float64",
+    seed: int | None = None,
+    progress: bool = True,
+) -> CVResult:
+    """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
+
+    Samples the posterior of every fold, all chains of all folds in lock-step, from starting
+    points and with tuning taken from the full-data fit. The total is the sum over folds of
+    log p(test rows | training rows); higher is better.
+
+    Parameters
+    ----------
+    model, folds
+        What to cross-validate, and which rows each fold leaves out.
+    fit
+        Full-data fit of this model; made here when left out.
+    scores
+        ``"log"``, the joint log density of a fold's test rows, ``"log_pointwise"``, the sum of
+        their log densities row by row, or a tuple of both; the first is the one that tables
+        show. None means by row for random and stratified K-fold, joint elsewhere.
+    chains, draws, warmup
+        Chains per fold, draws kept from each, and iterations before them.
+    batch
+        Draws per batch of the batch-means error, doubled as a chain grows beyond 64 batches.
+    target_mcse, max_draws
+        Run on until the total's Monte Carlo error is at most ``target_mcse``, or each chain has
+        ``max_draws`` draws.
+    estimator
+        ``"mean"`` averages the predictive density over the fold's draws, ``"bridge"`` also uses
+        the draws of its partner, ``"auto"`` takes the bridge wherever there is a partner.
+    memory
+        ``"draws"`` keeps the log score of every draw, ``"online"`` running sums only.
+    precision
+        ``"float64"``, or ``"float32"`` for accelerators without it.
+    seed
+        Whole number; None draws one, which the result records. Give two models different ones.
+    progress
+        Whether to show a progress bar.
+    """
+    names = _check_arguments(
+        model, folds, scores, chains, draws, warmup, batch, target_mcse, estimator, memory
+    )
+    model.check()
+    seed = resolve_seed(seed)
+    began = time.perf_counter()
+    if fit is None:
+        fit = fit_full(model, seed=seed, progress=progress)
+    else:
+        fit.check(model)
+    seconds = {"fit": time.perf_counter() - began}
+    settings = Settings(names, estimator, memory, chains, warmup, batch, precision, seed)
+    with Progress(progress) as bar:
+        run = _prepare(model, folds, fit, settings, draws, seconds, bar)
+        run.sample(draws, bar)
+        if target_mcse is not None:
+            _run_to_target(run, target_mcse, max_draws, bar)
+    return summarise(run)
+
+
+def _check_arguments(
+    model: Model,
+    folds: Folds,
+    scores: str | tuple[str, ...] | None,
+    chains: int,
+    draws: int,
+    warmup: int,
+    batch: int,
+    target_mcse: float | None,
+    estimator: str,
+    memory: str,
+) -> tuple[str, ...]:
+    """Check everything that can be checked before any work; return the names of the scores."""
+    if not isinstance(model, Model):
+        raise TypeError(f"model must be a foldwise.Model, got {type(model).__name__}")
+    if not isinstance(folds, Folds):
+        raise TypeError(
+            f"folds must be Folds, for example foldwise.leave_one_out(n); got "
+            f"{type(folds).__name__}"
+        )
+    if folds.n != model.n_obs:
+        raise ValueError(
+            f"folds and model must have the same rows, but folds have n={folds.n} and the model "
+            f"n_obs={model.n_obs}; build the folds from the model's data"
+        )
+    for name, value, least in (("chains", chains, 2), ("draws", draws, 1), ("batch", batch, 1)):
+        check_count(name, value, least)
+    check_count("warmup", warmup, 10)
+    if chains * (draws // batch) < LEAST_BATCHES:
+        raise ValueError(
+            f"a fold needs at least {LEAST_BATCHES} batches for its Monte Carlo error, but "
+            f"chains={chains} of draws={draws} in batches of {batch} give "
+            f"{chains * (draws // batch)}; use more draws or a smaller batch"
+        )
+    if target_mcse is not None and not target_mcse > 0:
+        raise ValueError(f"target_mcse must be a positive number of nats, got {target_mcse!r}")
+    check_name("estimator", estimator, ESTIMATORS)
+    check_name("memory", memory, MEMORIES)
+    if scores is None:
+        scores = "log_pointwise" if folds.pointwise else "log"
+    names = (scores,) if isinstance(scores, str) else tuple(scores)
+    if not names:
+        raise ValueError("scores must name at least one score")
+    for name in names:
+        check_name("scores", name, SCORES)
+    _check_bridge(folds, estimator, names)
+    return names
+
+
+def _check_bridge(folds: Folds, estimator: str, names: tuple[str, ...]) -> None:
+    if estimator != "bridge":
+        return
+    if "log_pointwise" in names and folds.n_test.max() > 1:
+        raise ValueError(
+            'estimator="bridge" needs a joint score, but log_pointwise was asked for folds with up '
+            f'to {folds.n_test.max()} test rows; use scores="log" or estimator="auto"'
+        )
+    alone = int((folds.partner < 0).sum())
+    if alone:
+        raise ValueError(
+            f'estimator="bridge" needs a partner for every fold, but {alone} of {len(folds)} have '
+            "none, because training and test rows together are no other posterior's training "
+            'rows (buffers, gaps, windows); use estimator="auto"'
+        )
+
+
+def _prepare(
+    model: Model,
+    folds: Folds,
+    fit: Fit,
+    settings: Settings,
+    draws: int,
+    seconds: dict[str, float],
+    bar: Progress,
+) -> Run:
+    """Starting points, metrics, compiled program and common step size."""
+    began = time.perf_counter()
+    bar.start("full-data draws of the test rows")
+    full = full_data(model, folds, fit)
+    _check_batch(full, settings.batch)
+    by_row = "log_pointwise" in settings.scores and int(folds.n_test.max()) > 1
+    partner, previous = _partners(folds, settings.estimator, by_row)
+    bar.start("metrics of the folds")
+    metric, pilot_metric = metrics(model, folds, fit, PILOTS)
+    sampler = Sampler(
+        model,
+        folds,
+        previous,
+        metric,
+        pilot_metric,
+        start_positions(full, folds, settings.chains, settings.seed),
+        pilot_positions(full, PILOTS, settings.chains, settings.seed),
+        by_row,
+        settings.warmup,
+        settings.seed,
+        settings.precision,
+    )
+    seconds["prepare"] = time.perf_counter() - began
+    began = time.perf_counter()
+    bar.start("compiling the folds' program")
+    sampler.compile()
+    seconds["compile"] = time.perf_counter() - began
+    began = time.perf_counter()
+    bar.start("step size")
+    sampler.tune(guess=min(1.0, 1.3 * model.dimension**-0.25))
+    seconds["tune"] = time.perf_counter() - began
+    k = len(folds)
+    return Run(
+        model,
+        folds,
+        fit,
+        settings,
+        sampler,
+        _no_evidence(folds, partner, previous, full, settings, by_row, draws),
+        np.zeros(k),
+        np.zeros(k, np.int64),
+        np.zeros((k, settings.chains), np.int64),
+        seconds,
+    )
+
+
+def _partners(
+    folds: Folds, estimator: str, by_row: bool
+) -> tuple[Int[np.ndarray, " fold"], Int[np.ndarray, " fold"]]:
+    """Whose draws bridge each fold's score, and whose score each fold's draws bridge."""
+    k = len(folds)
+    partner = np.full(k, -1) if estimator == "mean" else np.asarray(folds.partner)
+    if by_row:  # scores by row are plain means; a joint score beside them may bridge to the fit
+        partner = np.where(partner == k, k, -1)
+    previous = np.full(k, -1)
+    serves = (partner >= 0) & (partner < k)
+    previous[partner[serves]] = np.flatnonzero(serves)
+    return partner, previous
+
+
+def _no_evidence(
+    folds: Folds,
+    partner: Int[np.ndarray, " fold"],
+    previous: Int[np.ndarray, " fold"],
+    full: FullData,
+    settings: Settings,
+    by_row: bool,
+    draws: int,
+) -> Evidence:
+    """Evidence before the first draw."""
+    targets, k = (2 if (previous >= 0).any() else 1), len(folds)
+    nodes = stored = None
+    if settings.memory == "draws":
+        stored = np.empty((k, settings.chains, 0, targets))
+    elif (partner >= 0).any():
+        nodes = _bridge_nodes(partner, previous, full, settings.chains * draws)
+    row_start = folds.test_start if by_row else None
+    sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
+    return Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
+
+
+def _bridge_nodes(
+    partner: Int[np.ndarray, " fold"],
+    previous: Int[np.ndarray, " fold"],
+    full: FullData,
+    own_draws: int,
+) -> Float[np.ndarray, "fold target node"]:
+    """Bridge constants for online sums, around the full-data draws' guess of the optimum.
+
+    The guess of log r is the importance-sampling estimate -log mean(1 / l) over full-data draws.
+    """
+    from scipy.special import logsumexp
+
+    count = full.joint.shape[1]
+    guess = np.log(count) - logsumexp(-full.joint, axis=1)
+    odds = np.where(partner == len(partner), np.log(own_draws / count), 0.0)
+    own = (guess + odds)[:, None] + GRID
+    if not (previous >= 0).any():
+        return own[:, None]
+    return np.stack([own, own[np.maximum(previous, 0)]], axis=1)
+
+
+def _check_batch(full: FullData, batch: int) -> None:
+    """Warn when batch means disagree with arviz about the score's ESS on the full-data draws."""
+    from arviz_stats.base import array_stats
+
+    chosen = np.linspace(0, len(full.joint) - 1, min(20, len(full.joint))).astype(int)
+    series = full.joint[chosen].reshape(len(chosen), full.chains, -1)
+    draws = series.shape[-1]
+    blocks = draws // batch
+    if blocks < 2 or not np.isfinite(series).all():
+        return
+    means = series[..., : blocks * batch].reshape(*series.shape[:2], blocks, batch).mean(axis=-1)
+    variance = batch_means_variance(means, batch, draws)
+    by_batches = series.reshape(len(chosen), -1).var(axis=1, ddof=1) / variance
+    by_arviz = array_stats.ess(series, chain_axis=1, draw_axis=2, method="mean")
+    ratio = float(np.median(by_batches / by_arviz))
+    if ratio > 1.5:
+        warnings.warn(
+            f"batch={batch} is short for this model: on the full-data draws, batch means see "
+            f"{ratio:.1f} times as many effective draws of the score as arviz does, so Monte "
+            f"Carlo errors may be {np.sqrt(ratio):.1f} times too small; try "
+            f"batch={int(np.ceil(batch * ratio**2))} with more draws",
+            BatchWarning,
+            stacklevel=4,
+        )
+
+
+def _run_to_target(run: Run, target: float, max_draws: int, bar: Progress) -> None:
+    """Run on in rounds until the total's Monte Carlo error is at most ``target``."""
+    score = run.settings.scores[0]
+    while run.evidence.n_draws < max_draws:
+        result = estimate(run.evidence, score, run.settings.estimator)
+        fixed = result.full_variance
+        own = result.total_variance - fixed
+        if result.total_variance <= target**2:
+            return
+        if fixed >= target**2:
+            break
+        have = run.evidence.n_draws
+        needed = int(np.ceil(have * own / (target**2 - fixed) * 1.1))
+        # at most three times as long at once: the error is itself an estimate
+        more = min(needed, 3 * have, max_draws) - have
+        run.sample(max(more, run.settings.batch), bar)
+    result = estimate(run.evidence, score, run.settings.estimator)
+    if result.total_variance > target**2:
+        reason = (
+            f"the full-data draws alone contribute {np.sqrt(result.full_variance):.3g}; pass a "
+            "longer fit"
+            if result.full_variance >= target**2
+            else f"max_draws={max_draws} was reached"
+        )
+        warnings.warn(
+            f"target_mcse={target:g} was not reached: the Monte Carlo error is "
+            f"{np.sqrt(result.total_variance):.3g}; {reason}",
+            stacklevel=3,
+        )
+
+
+def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
+    """Result of ``run`` after ``draws`` more draws of every chain; ``run`` itself is unchanged."""
+    check_count("draws", draws, 1)
+    longer = run.copy()
+    with Progress(progress) as bar:
+        longer.sample(draws, bar)
+    return summarise(longer)

@@ -1,0 +1,210 @@
+"""Monte Carlo error, effective sample size, R-hat and its benchmark, tails, status by fold."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from foldwise.accumulators import RunningSums
+
+SHUFFLE_BLOCKS = 5
+REPLICATES = 500
+# Above this the mean of a Pareto-tailed quantity has no usable error (Vehtari et al. 2024).
+PARETO_LIMIT = 0.7
+# Below this many draws' worth of overlap the bridge's error is not to be trusted (method note:
+# root mean square z of about 5).
+OVERLAP_LIMIT = 10.0
+ESS_LIMIT = 50.0
+ACCEPTANCE_LIMIT = 0.5
+
+# Worst first. What is wrong with a fold, and what to do about it.
+ADVICE = {
+    "not finite": "log densities were NaN or infinite: check the likelihood at its extremes "
+    "(overflow, log of zero, observations outside the support)",
+    "stuck chain": "a chain did not move: reparameterise the model, or run a longer warm-up",
+    "chains disagree": "R-hat is above its benchmark: run a longer warm-up and more draws",
+    "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
+    "bridge is not to be trusted: extend the run",
+    "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
+    'mean and its error are not to be trusted: use estimator="bridge" where a partner exists, '
+    "or score by row",
+    "few effective draws": "fewer than 50 effective draws: extend the run",
+    "low acceptance": "acceptance is under 0.5: run a longer warm-up",
+}
+
+
+def batch_means_variance(
+    block_means: Float[np.ndarray, "... chain block"],
+    length: int,
+    draws: int,
+) -> Float[np.ndarray, " ..."]:
+    """Monte Carlo variance of the mean over chains and draws, by batch means.
+
+    sigma^2 / (L N), sigma^2 = b / (L a - 1) sum over chains and blocks of (block mean - mean)^2,
+    for L chains of N draws in a full blocks of length b; deviations are from the mean over all
+    chains (Jones et al. 2006; equation (9) of the parallel cross-validation paper).
+    """
+    chains, blocks = block_means.shape[-2:]
+    flat = block_means.reshape(*block_means.shape[:-2], chains * blocks)
+    sigma2 = length * flat.var(axis=-1, ddof=1)
+    return sigma2 / (chains * draws)
+
+
+def rhat(
+    total: Float[np.ndarray, "... chain"],
+    square: Float[np.ndarray, "... chain"],
+    draws: int,
+) -> Float[np.ndarray, " ..."]:
+    """Potential scale reduction of chains with sums ``total`` and sums of squares ``square``.
+
+    sqrt((N - 1) / N + B / (N W)), W the mean of the chains' variances and B / N the variance of
+    their means (Gelman and Rubin 1992; no splitting, no ranks, so that sums suffice). NaN when
+    no chain moves.
+    """
+    means = total / draws
+    with np.errstate(invalid="ignore", divide="ignore"):
+        within = ((square - draws * means**2) / (draws - 1)).mean(axis=-1)
+        between = means.var(axis=-1, ddof=1)
+        ratio = np.where(within > 0, between / within, np.nan)
+    return np.sqrt((draws - 1) / draws + ratio)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """R-hat of each fold's log score, and what its maximum would be if all chains had mixed."""
+
+    rhat: Float[np.ndarray, " fold"]
+    benchmark: Float[np.ndarray, " replicate"]
+
+    @property
+    def rhat_max(self) -> float:
+        """Largest R-hat of any fold."""
+        return float(np.nanmax(self.rhat)) if np.isfinite(self.rhat).any() else np.nan
+
+    @property
+    def share_above(self) -> float:
+        """Share of benchmark replicates at or above R-hat-max: small means not mixed."""
+        return float(np.mean(self.benchmark >= self.rhat_max))
+
+    @property
+    def limit(self) -> float:
+        """99 % quantile of the benchmark: a fold above it has chains that disagree."""
+        return float(np.quantile(self.benchmark, 0.99))
+
+
+def mixing(sums: RunningSums, seed: int) -> Mixing:
+    """R-hat by fold and the R-hat-max benchmark, from block sums.
+
+    A replicate permutes the chains within each of 5 block positions, without replacement and
+    independently for each fold, and takes the largest R-hat over the folds. (With replacement,
+    as in the paper, between-chain variance shrinks by (L - 1) / L and healthy runs are flagged
+    too often.)
+    """
+    counts = sums.block_draws
+    total, square = sums.total[..., : len(counts)], sums.square[..., : len(counts)]
+    draws = int(counts.sum())
+    by_fold = rhat(total.sum(axis=-1), square.sum(axis=-1), draws)
+    edges = np.linspace(0, len(counts), SHUFFLE_BLOCKS + 1).round().astype(int)[:-1]
+    edges = np.unique(edges)
+    position_total = np.add.reduceat(total, edges, axis=-1)
+    position_square = np.add.reduceat(square, edges, axis=-1).sum(axis=-1)
+    usable = np.isfinite(by_fold)
+    benchmark = _shuffled_maxima(position_total[usable], position_square[usable], draws, seed)
+    return Mixing(by_fold, benchmark)
+
+
+def _shuffled_maxima(
+    total: Float[np.ndarray, "fold chain position"],
+    square: Float[np.ndarray, "fold chain"],
+    draws: int,
+    seed: int,
+) -> Float[np.ndarray, " replicate"]:
+    """Largest R-hat over folds of each replicate.
+
+    Permuting blocks leaves a fold's total sum of squares alone, so with S2 that sum and m the
+    permuted chain means, W = (S2 - N sum m^2) / (L (N - 1)).
+    """
+    if not len(total):
+        return np.full(REPLICATES, np.nan)
+    rng = np.random.default_rng([seed, 3])
+    folds, chains, positions = total.shape
+    per_fold = square.sum(axis=1)
+    maxima = np.empty(REPLICATES)
+    index = np.arange(positions)
+    for replicate in range(REPLICATES):
+        order = rng.random((folds, chains, positions)).argsort(axis=1)
+        shuffled = total[np.arange(folds)[:, None, None], order, index].sum(axis=2)
+        even = np.repeat(per_fold[:, None] / chains, chains, axis=1)
+        maxima[replicate] = rhat(shuffled, even, draws).max()
+    return maxima
+
+
+def pareto_k(largest: Float[np.ndarray, "fold tail"], draws: int) -> Float[np.ndarray, " fold"]:
+    """Shape k of the Pareto tail of each fold's predictive densities, from their largest logs.
+
+    The fit and its tail length are those of Pareto smoothing in arviz-stats. Only the tail
+    matters to it, so the values that were not kept are replaced by zeros. NaN where the tail is
+    constant or not finite.
+    """
+    from arviz_stats.base import array_stats
+
+    kept = largest.shape[1]
+    pretend = min(draws, (kept - 1) ** 2 // 9)  # the most draws whose 3 sqrt(draws) were kept
+    found = np.full(len(largest), np.nan)
+    for fold, values in enumerate(largest):
+        if draws < 25 or not np.isfinite(values.max()):
+            continue
+        density = np.zeros((1, pretend))
+        tail = np.sort(np.exp(values - values.max()))[-min(kept, pretend) :]
+        density[0, : len(tail)] = tail
+        with suppress(ValueError):  # all tail values the same
+            found[fold] = array_stats.pareto_khat(density, r_eff=1.0, tail="right")
+    return found
+
+
+def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.ndarray:
+    """Whether a fold has a chain that never moved, or whose score never changed."""
+    counts = sums.block_draws
+    total = sums.total[..., : len(counts)].sum(axis=-1)
+    square = sums.square[..., : len(counts)].sum(axis=-1)
+    draws = counts.sum()
+    with np.errstate(invalid="ignore"):
+        spread = square - total**2 / draws
+        constant = spread <= 1e-12 * np.maximum(square, 1.0)
+    return ((moves == 0) | constant).any(axis=1)
+
+
+def fold_status(
+    not_finite: np.ndarray,
+    stuck: np.ndarray,
+    disagree: np.ndarray,
+    overlap: Float[np.ndarray, " fold"],
+    tail: Float[np.ndarray, " fold"],
+    bridged: np.ndarray,
+    ess: Float[np.ndarray, " fold"],
+    acceptance: Float[np.ndarray, " fold"],
+) -> np.ndarray:
+    """Status of each fold: the worst of ``ADVICE`` that holds, or "fine"."""
+    conditions = {
+        "not finite": not_finite,
+        "stuck chain": stuck,
+        "chains disagree": disagree,
+        "poor overlap": bridged & (overlap < OVERLAP_LIMIT),
+        "heavy tail": ~bridged & (tail > PARETO_LIMIT),
+        "few effective draws": ess < ESS_LIMIT,
+        "low acceptance": acceptance < ACCEPTANCE_LIMIT,
+    }
+    return np.select([conditions[name] for name in ADVICE], list(ADVICE), default="fine")
+
+
+def advice(status: np.ndarray, names: np.ndarray) -> list[str]:
+    """One line for each kind of trouble: how many folds, which, and what to do."""
+    lines = []
+    for kind, text in ADVICE.items():
+        where = np.flatnonzero(status == kind)
+        if where.size:
+            shown = ", ".join(str(names[k]) for k in where[:5])
+            more = f" and {where.size - 5} more" if where.size > 5 else ""
+            lines.append(f"{kind}: {where.size} of {status.size} folds ({shown}{more}); {text}")
+    return lines

@@ -1,0 +1,347 @@
+"""The full-data fit: where the folds' starting points and tuning come from.
+
+NUTS with Stan's window adaptation, from BlackJAX. Warm-up and sampling are one compiled program
+that runs the chains side by side on all cores, a segment of iterations at a time.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from foldwise.checks import check_count, resolve_seed
+from foldwise.metric import DENSE_DIMENSION, shrunk_covariance
+from foldwise.model import Model
+from foldwise.progress import Progress
+from foldwise.runtime import compiled, lanes
+
+_SEGMENT = 100
+# Vehtari et al. (2021): chains of one posterior should agree this well.
+RHAT_LIMIT = 1.01
+# Too few effective draws leave the covariance, and the full-data side of the bridge, to chance.
+ESS_LIMIT = 400
+
+
+class FitWarning(UserWarning):
+    """The full-data fit has not converged well."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Draws of a model's full-data posterior and their diagnostics.
+
+    Attributes
+    ----------
+    positions
+        Unconstrained draws as flat vectors, shape ``(chain, draw, d)``.
+    step_size
+        NUTS step size of each chain.
+    divergences
+        Number of divergent transitions after warm-up.
+    rhat, ess
+        Rank-normalised split R-hat and bulk ESS of each parameter (arviz-stats).
+    fingerprint
+        Log prior and summed log likelihood at the first draw; a model that gives other values
+        there is another model.
+    """
+
+    positions: Float[np.ndarray, "chain draw d"]
+    fingerprint: tuple[float, float]
+    step_size: Float[np.ndarray, " chain"]
+    divergences: int
+    seed: int
+    seconds: float = 0.0
+    name: str | None = field(default=None)
+
+    @property
+    def flat(self) -> Float[np.ndarray, "draw d"]:
+        """Draws of all chains, chain by chain."""
+        return self.positions.reshape(-1, self.positions.shape[-1])
+
+    @cached_property
+    def rhat(self) -> Float[np.ndarray, " d"]:
+        """R-hat of each parameter."""
+        return _by_parameter("rhat", self.positions)
+
+    @cached_property
+    def ess(self) -> Float[np.ndarray, " d"]:
+        """Bulk effective sample size of each parameter."""
+        return _by_parameter("ess", self.positions)
+
+    @cached_property
+    def covariance(self) -> Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]:
+        """Posterior covariance, shrunk; only its diagonal beyond ``DENSE_DIMENSION``."""
+        if self.positions.shape[-1] > DENSE_DIMENSION:
+            return np.maximum(self.flat.var(axis=0, ddof=1), np.finfo(float).tiny ** 0.5)
+        return shrunk_covariance(self.flat, max(float(np.median(self.ess)), 10.0))
+
+    def centre(self) -> Float[np.ndarray, " d"]:
+        """The draw nearest to the posterior mean, in units of the posterior sds."""
+        scale = np.maximum(self.flat.std(axis=0), np.finfo(float).tiny ** 0.5)
+        distance = (((self.flat - self.flat.mean(axis=0)) / scale) ** 2).sum(axis=1)
+        return self.flat[np.argmin(distance)]
+
+    def check(self, model: Model) -> None:
+        """Raise if the draws are not of this model's posterior."""
+        if self.positions.shape[-1] != model.dimension:
+            raise ValueError(
+                f"the fit must be of the model that is cross-validated, but its draws have "
+                f"{self.positions.shape[-1]} parameters and the model {model.dimension}; "
+                "pass fit=foldwise.fit(model), or leave fit out"
+            )
+        now = _fingerprint(model, self.positions[0, 0])
+        if not np.allclose(now, self.fingerprint, rtol=1e-4, atol=1e-4):
+            raise ValueError(
+                "the fit must be of the model that is cross-validated, but at the fit's first "
+                f"draw this model's log prior and log likelihood are {now[0]:.6g} and "
+                f"{now[1]:.6g}, and were {self.fingerprint[0]:.6g} and {self.fingerprint[1]:.6g} "
+                "when it was fitted; pass fit=foldwise.fit(model), or leave fit out"
+            )
+
+    def problems(self) -> list[str]:
+        """What is wrong with the fit, in plain words; empty when it is fine."""
+        found = []
+        if np.nanmax(self.rhat) > RHAT_LIMIT:
+            found.append(f"R-hat is up to {np.nanmax(self.rhat):.3f} (should be below 1.01)")
+        if np.nanmin(self.ess) < ESS_LIMIT:
+            found.append(f"ESS is down to {np.nanmin(self.ess):.0f} (should be over {ESS_LIMIT})")
+        if self.divergences:
+            found.append(f"{self.divergences} divergent transitions")
+        return found
+
+    def __repr__(self) -> str:
+        chains, draws, d = self.positions.shape
+        found = self.problems()
+        return (
+            f"Fit of {self.name or 'model'}: {chains} chains x {draws} draws, {d} parameters, "
+            f"{self.seconds:.1f} s\n"
+            f"  R-hat max {np.nanmax(self.rhat):.3f}, ESS min {np.nanmin(self.ess):.0f}, "
+            f"{self.divergences} divergences, seed {self.seed}"
+            + (f"\n  check the model first: {'; '.join(found)}" if found else "")
+        )
+
+
+class _Chain(NamedTuple):
+    """One NUTS chain and its adaptation."""
+
+    key: UInt32[Array, " 2"]
+    nuts: Any
+    step_size: Any
+    mass: Any
+
+
+class _Schedule(NamedTuple):
+    """What the iterations of one segment do."""
+
+    slow: Bool[Array, " draw"]
+    window_end: Bool[Array, " draw"]
+    adapting: Bool[Array, " draw"]
+    first: Int[Array, ""]
+    draws: Int[Array, ""]
+
+
+def fit(
+    model: Model,
+    chains: int = 4,
+    draws: int = 1000,
+    warmup: int = 1000,
+    seed: int | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Draw from the posterior of ``model`` given all rows.
+
+    NUTS with a diagonal metric and Stan's window adaptation. Warns when R-hat is over 1.01, an
+    ESS below 400, or transitions diverge: cross-validation inherits the fit's problems.
+
+    Parameters
+    ----------
+    chains, draws, warmup
+        Number of chains, of draws kept from each, and of adaptation iterations before.
+    seed
+        Whole number; None draws one, which the result records.
+    """
+    check_count("chains", chains, 2)
+    check_count("draws", draws, 100)
+    check_count("warmup", warmup, 100)
+    model.check()
+    seed = resolve_seed(seed)
+    began = time.perf_counter()
+    with Progress(progress) as bar:
+        run = _run_nuts(model, chains, draws, warmup, seed, bar)
+    positions, step_size, divergences = run
+    if not np.isfinite(positions).all():
+        raise FloatingPointError(
+            "the full-data fit gave draws that are not finite; check the model's log density "
+            "for overflow, and its init"
+        )
+    result = Fit(
+        positions,
+        _fingerprint(model, positions[0, 0]),
+        step_size,
+        divergences,
+        seed,
+        time.perf_counter() - began,
+        model.name,
+    )
+    if result.problems():
+        message = f"full-data fit of {model.name or 'model'}: {'; '.join(result.problems())}"
+        warnings.warn(message, FitWarning, stacklevel=2)
+    return result
+
+
+def _run_nuts(
+    model: Model, chains: int, draws: int, warmup: int, seed: int, bar: Progress
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Positions (chain, draw, d), step size by chain, and divergences after warm-up."""
+    from blackjax.adaptation.window_adaptation import build_schedule
+
+    padded = -(-chains // lanes()) * lanes()
+    keys = np.array([[seed >> 32, seed & 0xFFFFFFFF]] * padded, np.uint32)
+    sharded = {"id": np.arange(padded, dtype=np.int32), "key": keys}
+    bar.start(f"compiling the full-data fit{_of(model)}")
+
+    def start(sharded: Any, _: Any) -> Any:
+        return _init_chains(model, sharded)
+
+    def segment(states: Any, schedule: Any) -> Any:
+        return _nuts_segment(model, states, schedule)
+
+    states = compiled(model, start, sharded, ())(sharded, ())
+    table = np.zeros((warmup + draws, 2), int)
+    table[:warmup] = np.asarray(build_schedule(warmup))
+    program = compiled(model, segment, states, _schedule(table, 0, warmup))
+
+    bar.start(f"full-data fit{_of(model)}", warmup + draws)
+    kept, divergences = [], 0
+    for first in range(0, warmup + draws, _SEGMENT):
+        states, positions, divergent = program(states, _schedule(table, first, warmup))
+        sampled = np.arange(first, min(first + _SEGMENT, warmup + draws)) >= warmup
+        kept.append(positions[:chains, : len(sampled)][:, sampled])
+        divergences += int(divergent[:chains, : len(sampled)][:, sampled].sum())
+        bar.advance(len(sampled))
+    step_size = np.exp(states.step_size.log_step_size_avg[:chains])
+    return np.concatenate(kept, axis=1), step_size, divergences
+
+
+def _of(model: Model) -> str:
+    return f" of {model.name}" if model.name else ""
+
+
+def _schedule(table: np.ndarray, first: int, warmup: int) -> _Schedule:
+    part = np.zeros((_SEGMENT, 2), int)
+    rows = table[first : first + _SEGMENT]
+    part[: len(rows)] = rows
+    adapting = np.arange(first, first + _SEGMENT) < warmup
+    numbers = np.int32(first), np.int32(len(rows))
+    return _Schedule(part[:, 0] == 1, part[:, 1] == 1, adapting, *numbers)
+
+
+def _adaptation() -> tuple[Any, Any]:
+    from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
+    from blackjax.adaptation.step_size import dual_averaging_adaptation
+
+    return dual_averaging_adaptation(0.8), mass_matrix_adaptation(True)
+
+
+def _log_density(model: Model) -> Callable[[Array], Array]:
+    return lambda q: model.flat_log_prior(q) + model.flat_log_likelihood(q).sum()
+
+
+def _init_chains(model: Model, chains: dict[str, Array]) -> _Chain:
+    from blackjax.mcmc import nuts
+
+    step, mass = _adaptation()
+
+    def start(chain: dict[str, Array]) -> _Chain:
+        key = jax.random.fold_in(jax.random.wrap_key_data(chain["key"]), chain["id"])
+        init_key, key = jax.random.split(key)
+        state = nuts.init(model.initial(init_key), _log_density(model))
+        # BlackJAX starts from weakly typed numbers; a state that is saved and restored is not
+        typed = jax.tree.map(jnp.asarray, (step[0](1.0), mass[0](model.dimension)))
+        return _Chain(jax.random.key_data(key), state, *typed)
+
+    return jax.vmap(start)(chains)
+
+
+def _nuts_segment(model: Model, chains: _Chain, schedule: _Schedule) -> tuple[_Chain, Array, Array]:
+    """Run each chain of a lane in turn: NUTS in lock-step would wait for the longest tree."""
+    from blackjax.mcmc import nuts
+
+    kernel = nuts.build_kernel()
+    density = _log_density(model)
+    step, mass = _adaptation()
+
+    def iterate(i: Array, carry: tuple[_Chain, Array, Array]) -> tuple[_Chain, Array, Array]:
+        chain, positions, divergent = carry
+        now = jax.random.fold_in(jax.random.wrap_key_data(chain.key), schedule.first + i)
+        adapting = schedule.adapting[i]
+        log_step = jnp.where(
+            adapting, chain.step_size.log_step_size, chain.step_size.log_step_size_avg
+        )
+        state, info = kernel(
+            now, chain.nuts, density, jnp.exp(log_step), chain.mass.inverse_mass_matrix
+        )
+        adapted = _adapt_chain(chain, state, info, schedule, i, step, mass)
+        chain = chain._replace(nuts=state, step_size=adapted[0], mass=adapted[1])
+        return chain, positions.at[i].set(state.position), divergent.at[i].set(info.is_divergent)
+
+    def run(chain: _Chain) -> tuple[_Chain, Array, Array]:
+        positions = jnp.zeros((_SEGMENT, model.dimension))
+        divergent = jnp.zeros(_SEGMENT, bool)
+        return jax.lax.fori_loop(0, schedule.draws, iterate, (chain, positions, divergent))
+
+    return jax.lax.map(run, chains)
+
+
+def _adapt_chain(
+    chain: _Chain, state: Any, info: Any, schedule: _Schedule, i: Array, step: Any, mass: Any
+) -> tuple[Any, Any]:
+    """Stan's windows: the step size always adapts, the mass matrix in slow windows."""
+
+    def where(condition: Array, new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+    new_step = where(
+        schedule.adapting[i], step[1](chain.step_size, info.acceptance_rate), chain.step_size
+    )
+    new_mass = where(schedule.slow[i], mass[1](chain.mass, state.position), chain.mass)
+    end = schedule.window_end[i]
+    return where(end, step[0](step[2](new_step)), new_step), where(end, mass[2](new_mass), new_mass)
+
+
+def _fingerprint(model: Model, flat: Float[np.ndarray, " d"]) -> tuple[float, float]:
+    prior, likelihood = next(evaluate_rows(model, flat[None]))
+    return float(prior[0]), float(likelihood[0].sum())
+
+
+def evaluate_rows(
+    model: Model, flat: Float[np.ndarray, "draw d"]
+) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
+    """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
+
+    def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, Array]:
+        def both(q: Array) -> tuple[Array, Array]:
+            return model.flat_log_prior(q), model.flat_log_likelihood(q)
+
+        return jax.lax.map(both, draws, batch_size=8)
+
+    batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()  # about 32 MB of row values a lane
+    for first in range(0, len(flat), batch):
+        part = flat[first : first + batch]
+        padded = np.resize(part, (batch, part.shape[1]))
+        prior, rows = compiled(model, evaluate, padded, ())(padded, ())
+        yield prior[: len(part)], rows[: len(part)]
+
+
+def _by_parameter(name: str, positions: np.ndarray) -> np.ndarray:
+    from arviz_stats.base import array_stats
+
+    function = getattr(array_stats, name)
+    return np.asarray(function(positions, chain_axis=0, draw_axis=1))

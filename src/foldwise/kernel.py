@@ -1,0 +1,153 @@
+"""The batched HMC step: the chains of several folds in lock-step. The hot loop is here.
+
+Axis order is fold, chain, parameter. Every chain takes the same number of leapfrog steps, drawn
+anew for each iteration, so that no lane idles and no orbit is periodic. Step sizes and metrics
+belong to the fold.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from foldwise.metric import Metric, momentum, noise_size, velocity
+
+TARGET_ACCEPTANCE = 0.8
+# An energy error beyond this is a divergence, as in Stan and BlackJAX.
+DIVERGENCE_THRESHOLD = 1000.0
+# Where the metric fits, motion has period 2 pi. In few dimensions acceptance alone would let steps
+# grow to the edge of stability (2), where they jump back and forth.
+LARGEST_STEP = 1.0
+# Dual averaging (Hoffman and Gelman 2014, section 3.2), with Stan's constants.
+_GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
+
+
+class StepSize(NamedTuple):
+    """Dual averaging of a fold's log step size, shrunk towards ``centre``."""
+
+    log_step: Float[Array, " fold"]
+    log_step_average: Float[Array, " fold"]
+    error: Float[Array, " fold"]
+    centre: Float[Array, " fold"]
+
+
+class ChainState(NamedTuple):
+    """What the next iteration of the chains of some folds needs."""
+
+    position: Float[Array, "fold chain d"]
+    log_density: Float[Array, "fold chain"]
+    gradient: Float[Array, "fold chain d"]
+    scores: Float[Array, "fold chain ..."]
+    step_size: StepSize
+
+
+class StepInfo(NamedTuple):
+    """What diagnostics want from one iteration."""
+
+    acceptance: Float[Array, "fold chain"]
+    divergent: Bool[Array, "fold chain"]
+    moved: Bool[Array, "fold chain"]
+
+
+# density(position) -> log density, its gradient, and the scores of the test rows
+Density = Callable[[Float[Array, "fold chain d"]], tuple[Array, Array, Array]]
+
+
+def hmc_step(
+    state: ChainState,
+    keys: UInt32[Array, "fold chain 2"],
+    iteration: Int[Array, ""],
+    n_steps: Int[Array, ""],
+    adapting: Bool[Array, ""],
+    refresh: Bool[Array, ""],
+    density: Density,
+    metric: Metric,
+) -> tuple[ChainState, StepInfo]:
+    """One HMC iteration of every chain.
+
+    Randomness derives from the chain's key and the iteration, so a chain does not depend on
+    which others run beside it. With ``refresh`` no chain moves: one step of length zero, always
+    accepted, recomputes the density at the present position, so that a program needs the
+    compiled density only once and a saved state is no more than positions and step sizes.
+    """
+    noise, log_uniform = _randomness(keys, iteration, noise_size(metric))
+    log_step = jnp.where(adapting, state.step_size.log_step, state.step_size.log_step_average)
+    step = jnp.where(refresh, 0.0, jnp.exp(log_step))[:, None, None]
+
+    start = momentum(metric, noise)
+    end, position, log_density, gradient, scores = _leapfrog(
+        state, start, step, jnp.where(refresh, 1, n_steps), density, metric
+    )
+    energy_error = (
+        log_density - _kinetic(metric, end) - state.log_density + _kinetic(metric, start)
+    )
+    energy_error = jnp.where(jnp.isnan(energy_error), -jnp.inf, energy_error)
+    accepted = (log_uniform < energy_error) | refresh
+    acceptance = jnp.exp(jnp.minimum(energy_error, 0.0))
+
+    def choose(new: Array, old: Array) -> Array:
+        return jnp.where(accepted.reshape(accepted.shape + (1,) * (new.ndim - 2)), new, old)
+
+    step_size = _adapt(state.step_size, acceptance.mean(axis=1), iteration)
+    step_size = jax.tree.map(
+        lambda new, old: jnp.where(adapting & ~refresh, new, old), step_size, state.step_size
+    )
+    moved = ChainState(
+        choose(position, state.position),
+        choose(log_density, state.log_density),
+        choose(gradient, state.gradient),
+        choose(scores, state.scores),
+        step_size,
+    )
+    return moved, StepInfo(acceptance, energy_error < -DIVERGENCE_THRESHOLD, accepted)
+
+
+def _randomness(
+    keys: UInt32[Array, "fold chain 2"], iteration: Int[Array, ""], size: int
+) -> tuple[Float[Array, "fold chain size"], Float[Array, "fold chain"]]:
+    """Standard normal noise and the log of a uniform number for each chain.
+
+    All from one call of the generator, which is a good part of the program to compile.
+    """
+
+    def of_chain(key: Array) -> Array:
+        now = jax.random.fold_in(jax.random.wrap_key_data(key), iteration)
+        return jax.random.bits(now, (size + 1,), jnp.uint32)
+
+    bits = jax.vmap(jax.vmap(of_chain))(keys)
+    # 32 bits reach 6.2 standard deviations; rounding must not reach an infinite normal
+    edge = 1.0 - jnp.finfo(float).eps
+    symmetric = jnp.clip((bits.astype(float) + 0.5) * 2.0**-31 - 1.0, -edge, edge)
+    noise = jnp.sqrt(2.0) * jax.lax.erf_inv(symmetric[..., :-1])
+    return noise, jnp.log(0.5 * (1.0 + symmetric[..., -1]))
+
+
+def _leapfrog(
+    state: ChainState, start: Array, step: Array, n_steps: Array, density: Density, metric: Metric
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Follow every chain for ``n_steps`` steps of the velocity Verlet integrator."""
+
+    def body(_: int, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        p, q, _, gradient, _ = carry
+        p = p + 0.5 * step * gradient
+        q = q + step * velocity(metric, p)
+        log_density, gradient, scores = density(q)
+        return p + 0.5 * step * gradient, q, log_density, gradient, scores
+
+    carry = (start, state.position, state.log_density, state.gradient, state.scores)
+    return jax.lax.fori_loop(0, n_steps, body, carry)
+
+
+def _kinetic(metric: Metric, p: Array) -> Array:
+    return 0.5 * jnp.sum(p * velocity(metric, p), axis=-1)
+
+
+def _adapt(state: StepSize, acceptance: Array, iteration: Array) -> StepSize:
+    t = iteration.astype(acceptance.dtype) + 1.0
+    error = state.error + (TARGET_ACCEPTANCE - acceptance - state.error) / (t + _T0)
+    log_step = jnp.minimum(state.centre - jnp.sqrt(t) / _GAMMA * error, jnp.log(LARGEST_STEP))
+    weight = t**-_KAPPA
+    average = weight * log_step + (1.0 - weight) * state.log_step_average
+    return StepSize(log_step, average, error, state.centre)

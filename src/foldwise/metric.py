@@ -1,0 +1,175 @@
+"""The metric of each fold: how far its posterior stretches in each direction.
+
+HMC is fast when its metric is the covariance of the posterior. The full-data draws give the
+covariance S of the full-data posterior; leaving rows out widens it. Two forms, by dimension:
+
+* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own covariance, S corrected by the
+  curvature of the fold's log density (:func:`fold_metric`);
+* beyond, all folds share S, and only a fold's *local* coordinates, which none of its training rows
+  inform, are set apart with the scale of their prior (:func:`shared_metric`).
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+# A covariance per fold costs dimension^2 numbers a fold and, to find the curvature, as many
+# Hessian-vector products as there are parameters: at 100, a twentieth of a default run.
+FOLD_METRIC_DIMENSION = 100
+# Beyond this a dense matrix times a vector costs more than most gradients.
+DENSE_DIMENSION = 500
+# Curvatures of a fold relative to the full data are kept in this range: a direction that the
+# training rows leave free may be this much wider (in variance) than under the full data.
+_RELATIVE_CURVATURE = (1e-6, 10.0)
+
+
+class FoldMetric(NamedTuple):
+    """A covariance per fold, and a factor of its inverse: factor factor' = covariance^-1."""
+
+    covariance: Float[Array, "fold d d"]
+    factor: Float[Array, "fold d d"]
+
+
+class LocalCoordinates(NamedTuple):
+    """The coordinates that no training row of a fold informs.
+
+    ``local`` marks them, ``curvature`` is that of the log prior there (one elsewhere), ``listed``
+    lists them, padded. ``regression`` is P[:, A] P[A, A]^-1 for P the inverse of the shared
+    covariance and A the local coordinates, zero in the padding.
+    """
+
+    local: Bool[Array, "fold d"]
+    curvature: Float[Array, "fold d"]
+    listed: Int[Array, "fold a"]
+    regression: Float[Array, "fold d a"]
+
+
+class SharedMetric(NamedTuple):
+    """One covariance for all folds, except in each fold's local coordinates.
+
+    ``covariance`` and ``factor``, with factor factor' = covariance^-1, are (d, d), or (d,) when
+    diagonal.
+    """
+
+    covariance: Float[Array, "d d"]
+    factor: Float[Array, "d d"]
+    folds: LocalCoordinates
+
+
+Metric = FoldMetric | SharedMetric
+
+
+def velocity(metric: Metric, p: Float[Array, "fold chain d"]) -> Float[Array, "fold chain d"]:
+    """Inverse mass matrix times momentum."""
+    if isinstance(metric, FoldMetric):
+        return jnp.einsum("kde,kle->kld", metric.covariance, p)
+    local = metric.folds.local[:, None, :]
+    rest = _times(metric.covariance, jnp.where(local, 0.0, p))
+    return jnp.where(local, p / metric.folds.curvature[:, None, :], rest)
+
+
+def momentum(metric: Metric, noise: Float[Array, "fold chain m"]) -> Float[Array, "fold chain d"]:
+    """Momenta with covariance equal to the mass matrix, from standard normal noise.
+
+    With local coordinates A: draw N(0, P) with P = S^-1, condition it on p_A = 0, which leaves
+    the rest with the inverse of its marginal covariance, then draw p_A from N(0, curvature).
+    """
+    if isinstance(metric, FoldMetric):
+        return jnp.einsum("kde,kle->kld", metric.factor, noise)
+    local, curvature, listed, regression = metric.folds
+    d = local.shape[-1]
+    p = _times(metric.factor, noise[..., :d])
+    p_local = jnp.take_along_axis(p, listed[:, None, :], axis=-1)
+    p = p - jnp.einsum("kda,kla->kld", regression, p_local)
+    own = jnp.sqrt(curvature)[:, None, :] * noise[..., -d:]
+    return jnp.where(local[:, None, :], own, p)
+
+
+def noise_size(metric: Metric) -> int:
+    """How many standard normals :func:`momentum` needs for each chain.
+
+    Local coordinates need their own where the shared metric mixes coordinates.
+    """
+    if isinstance(metric, FoldMetric):
+        return metric.covariance.shape[-1]
+    d, listed = metric.folds.regression.shape[1:]
+    return 2 * d if listed else d
+
+
+def _times(matrix: Array, vectors: Array) -> Array:
+    return vectors * matrix if matrix.ndim == 1 else vectors @ matrix.T
+
+
+def shrunk_covariance(
+    draws: Float[np.ndarray, "draw d"], effective: float
+) -> Float[np.ndarray, "d d"]:
+    """Covariance of the draws, correlations shrunk towards zero as far as their noise demands.
+
+    S_ij = (1 - shrinkage) r_ij s_i s_j for i != j, with the intensity of Schafer and Strimmer
+    (2005): shrinkage = sum var(r_ij) / sum r_ij^2 over i != j, var(r) = (1 - r^2)^2 / effective,
+    where ``effective`` is the effective number of draws. Always positive definite.
+    """
+    centred = draws - draws.mean(axis=0)
+    scale = np.maximum(centred.std(axis=0, ddof=1), np.finfo(float).tiny ** 0.5)
+    correlation = (centred / scale).T @ (centred / scale) / (len(draws) - 1)
+    off = ~np.eye(len(scale), dtype=bool)
+    noise = np.sum((1.0 - correlation[off] ** 2) ** 2) / effective
+    signal = np.sum(correlation[off] ** 2)
+    shrinkage = float(np.clip(noise / signal, 1e-6, 1.0)) if signal > 0 else 1.0
+    correlation[off] *= 1.0 - shrinkage
+    return correlation * np.outer(scale, scale)
+
+
+def fold_metric(
+    covariance: Float[np.ndarray, "d d"],
+    full_hessian: Float[np.ndarray, "d d"],
+    hessians: Float[np.ndarray, "fold d d"],
+) -> FoldMetric:
+    """Covariance of each fold: that of the full data, corrected for what is left out.
+
+    With S = L L' the full-data covariance and H0, H the curvatures (minus the Hessians) of the
+    log densities of the full data and of the fold at one point, the fold's covariance is
+    L R^-1 L', where R = G0^(-1/2) L' H L G0^(-1/2) and G0 = L' H0 L: the identity when nothing is
+    left out, and H^-1 when the posterior is normal, for then S = H0^-1. Eigenvalues of R that are
+    not positive, where the log density is not concave, enter by their absolute value, as in
+    SoftAbs (Betancourt 2013).
+    """
+    root = np.linalg.cholesky(covariance)
+    values, vectors = np.linalg.eigh(root.T @ full_hessian @ root)
+    values = np.maximum(np.abs(values), 1e-3)
+    whiten = root @ (vectors / np.sqrt(values)) @ vectors.T
+    curvature, directions = np.linalg.eigh(whiten.T @ hessians @ whiten)
+    spread = np.sqrt(np.clip(np.abs(curvature), *_RELATIVE_CURVATURE))[:, None, :]
+    wide = root @ (directions / spread)  # covariance = wide wide'
+    narrow = np.linalg.solve(root.T, directions * spread)  # its inverse = narrow narrow'
+    return FoldMetric(wide @ np.swapaxes(wide, 1, 2), narrow)
+
+
+def shared_metric(
+    covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"],
+    local: Bool[np.ndarray, "fold d"],
+    prior_curvature: Float[np.ndarray, " d"],
+) -> SharedMetric:
+    """The full-data covariance for every fold, and prior scales in each fold's local coordinates.
+
+    Coordinates whose prior has no curvature (flat, or not log concave) keep the shared scale.
+    """
+    local = local & (prior_curvature > 0)
+    folds, d = local.shape
+    dense = covariance.ndim == 2
+    width = int(local.sum(axis=1).max()) if dense else 0
+    listed = np.zeros((folds, width), np.int32)
+    regression = np.zeros((folds, d, width))
+    factor = np.sqrt(1.0 / covariance)
+    if dense:
+        precision = np.linalg.inv(covariance)
+        factor = np.linalg.cholesky(precision)
+        for k in np.flatnonzero(local.any(axis=1)):
+            own = np.flatnonzero(local[k])
+            listed[k, : len(own)] = own
+            inner = precision[np.ix_(own, own)]
+            regression[k, :, : len(own)] = np.linalg.solve(inner, precision[own]).T
+    curvature = np.where(local, prior_curvature, 1.0)
+    return SharedMetric(covariance, factor, LocalCoordinates(local, curvature, listed, regression))

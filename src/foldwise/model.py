@@ -1,0 +1,208 @@
+"""A Bayesian model as pure JAX functions of an unconstrained position."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, ArrayLike, Float
+
+from foldwise.runtime import precision_context
+
+Position = Any  # any pytree of arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A Bayesian model: a log prior and a log likelihood by row, of an unconstrained position.
+
+    The posterior given a set of training rows is proportional to
+    ``exp(log_prior(position) + sum(log_likelihood(position)[train]))``.
+
+    Parameters
+    ----------
+    log_prior
+        ``log_prior(position)``: scalar log density of the prior in the unconstrained space, so
+        with the log Jacobian of every transform.
+    log_likelihood
+        ``log_likelihood(position)``: array of shape ``(n_obs,)``, the log density of each row.
+        Rows are independent given the position, or depend on earlier rows only (autoregressions).
+        May be left out when ``row_log_density`` and ``y`` are given.
+    init
+        A position (any pytree of floating-point arrays) or a function of a JAX key that gives one.
+    n_obs
+        Number of rows.
+    simulate
+        ``simulate(key, position)``: one replicate of each row, shape ``(n_obs,)`` or more axes.
+    row_log_density
+        ``row_log_density(position, y)``: log density of each row as a function of the observed
+        values, for scores that differentiate by them.
+    y
+        Observed values, first axis of length ``n_obs``. Comparisons check that models share it.
+    constrain, unconstrain
+        Maps between the unconstrained position and the parameters the user thinks in.
+    name
+        Printed in tables.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np
+    >>> y = np.array([0.3, -1.2, 0.8])
+    >>> model = Model(
+    ...     log_prior=lambda mu: -0.5 * mu**2,
+    ...     log_likelihood=lambda mu: -0.5 * (y - mu) ** 2 - 0.5 * jnp.log(2 * jnp.pi),
+    ...     init=0.0,
+    ...     n_obs=3,
+    ... )
+    >>> model.dimension
+    1
+    """
+
+    log_prior: Callable[[Position], Float[Array, ""]]
+    log_likelihood: Callable[[Position], Float[Array, " row"]] | None
+    init: Position | Callable[[jax.Array], Position]
+    n_obs: int
+    simulate: Callable[[jax.Array, Position], Array] | None = None
+    row_log_density: Callable[[Position, ArrayLike], Float[Array, " row"]] | None = None
+    y: Any = None
+    constrain: Callable[[Position], Any] | None = None
+    unconstrain: Callable[[Any], Position] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n_obs, (int, np.integer)) or self.n_obs < 2:
+            raise ValueError(f"n_obs must be a whole number of rows, at least 2; got {self.n_obs!r}")
+        if not callable(self.log_prior):
+            raise TypeError(f"log_prior must be a function of a position, got {self.log_prior!r}")
+        if self.y is not None:
+            _check_observed(self.y, self.n_obs)
+        if self.log_likelihood is None:
+            if self.row_log_density is None or self.y is None:
+                raise TypeError(
+                    "a model needs log_likelihood(position), or row_log_density(position, y) "
+                    "together with y; neither was given"
+                )
+            density, y = self.row_log_density, self.y
+            object.__setattr__(self, "log_likelihood", lambda position: density(position, y))
+        elif not callable(self.log_likelihood):
+            raise TypeError(
+                f"log_likelihood must be a function of a position, got {self.log_likelihood!r}"
+            )
+
+    @cached_property
+    def _template(self) -> Position:
+        """One position, its leaves as NumPy float arrays: the structure that flattening undoes."""
+        init = self.init
+        with precision_context("float64"):
+            position = init(jax.random.key(0)) if callable(init) else init
+            leaves, tree = jax.tree.flatten(position)
+            if not leaves:
+                raise ValueError("init must hold at least one number, but its pytree is empty")
+            for leaf in leaves:
+                if not np.issubdtype(np.asarray(leaf).dtype, np.number):
+                    raise TypeError(f"init must hold numbers only, but it has {leaf!r}")
+            arrays = [np.asarray(leaf, float) for leaf in leaves]
+        return jax.tree.unflatten(tree, arrays)
+
+    @cached_property
+    def dimension(self) -> int:
+        """Number of unconstrained parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self._template))
+
+    def unflatten(self, flat: Float[Array, " d"]) -> Position:
+        """Position with the structure of ``init`` from a flat vector."""
+        leaves, tree = jax.tree.flatten(self._template)
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        parts = [
+            flat[end - leaf.size : end].reshape(leaf.shape)
+            for end, leaf in zip(ends, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(tree, parts)
+
+    def flatten(self, position: Position) -> Float[Array, " d"]:
+        """Flat vector from a position."""
+        return ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, float), position))[0]
+
+    def initial(self, key: jax.Array) -> Float[Array, " d"]:
+        """A flat starting position; jittered when ``init`` is one fixed position."""
+        if callable(self.init):
+            return self.flatten(self.init(key))
+        flat = self.flatten(self._template)
+        return flat + 0.1 * jax.random.normal(key, flat.shape)
+
+    def flat_log_prior(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
+        """Log prior of a flat position."""
+        return jnp.asarray(self.log_prior(self.unflatten(flat)))
+
+    def flat_log_likelihood(self, flat: Float[Array, " d"]) -> Float[Array, " row"]:
+        """Log likelihood of each row at a flat position."""
+        assert self.log_likelihood is not None
+        return jnp.asarray(self.log_likelihood(self.unflatten(flat)))
+
+    def check(self) -> None:
+        """Evaluate the model at its starting point; raise an error that says what is wrong."""
+        with precision_context("float64"):
+            flat = jnp.asarray(self.flatten(self._template))
+            prior = jax.eval_shape(self.flat_log_prior, flat)
+            if prior.shape != ():
+                raise ValueError(
+                    f"log_prior(position) must be a scalar, but has shape {prior.shape}; "
+                    "sum the log densities of its terms"
+                )
+            rows = jax.eval_shape(self.flat_log_likelihood, flat)
+            if rows.shape != (self.n_obs,):
+                raise ValueError(_row_shape_message(rows.shape, self.n_obs))
+            self._check_finite(flat)
+
+    def _check_finite(self, flat: Float[Array, " d"]) -> None:
+        def density(q: Float[Array, " d"]) -> tuple[Array, tuple[Array, Array]]:
+            prior, rows = self.flat_log_prior(q), self.flat_log_likelihood(q)
+            return prior + rows.sum(), (prior, rows)
+
+        # one compiled evaluation: op by op it would compile every primitive of the model
+        (_, aux), gradient = jax.jit(jax.value_and_grad(density, has_aux=True))(flat)
+        prior, rows = np.asarray(aux[0]), np.asarray(aux[1])
+        if not np.isfinite(prior):
+            raise ValueError(
+                f"log_prior must be finite at the starting position, but is {prior}; choose "
+                "another init, and check transforms and their Jacobians"
+            )
+        bad = np.flatnonzero(np.isnan(rows) | (rows == np.inf))
+        if bad.size:
+            raise ValueError(
+                f"log_likelihood must be a number for every row, but {bad.size} of {self.n_obs} "
+                f"rows are not at the starting position, first row {bad[0]} ({rows[bad[0]]}); "
+                "look for missing values (NaN) in the data and drop or impute those rows"
+            )
+        wrong = ~np.isfinite(np.asarray(gradient))
+        if wrong.any():
+            raise ValueError(
+                "the gradient of the log density must be finite at the starting position, but "
+                f"{wrong.sum()} of {wrong.size} entries are not; choose another init, or guard "
+                "jnp.where branches that divide by or take logs of zero"
+            )
+
+
+def _check_observed(y: Any, n_obs: int) -> None:
+    values = np.asarray(y)
+    if values.shape[:1] != (n_obs,):
+        raise ValueError(
+            f"the first axis of y must have length n_obs={n_obs}, but y has shape {values.shape}"
+        )
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        first = int(np.argwhere(np.isnan(values))[0][0])
+        raise ValueError(f"y must not hold NaN, but row {first} does; drop or impute such rows")
+
+
+def _row_shape_message(shape: tuple[int, ...], n_obs: int) -> str:
+    if shape == ():
+        hint = "return one log density per row, not their sum"
+    elif len(shape) == 1:
+        hint = "set n_obs to the number of rows of the likelihood, or mend the likelihood"
+    else:
+        hint = "sum over the event axes so that one value per row remains"
+    return f"log_likelihood(position) must have shape ({n_obs},), but has shape {shape}; {hint}"

@@ -1,0 +1,356 @@
+"""Results of cross-validation: scores with their errors and diagnostics; printed, saved, merged."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from foldwise import diagnostics
+from foldwise.scores import Estimate, estimate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from foldwise.crossval import Run
+    from foldwise.model import Model
+
+
+class FoldWarning(UserWarning):
+    """Some folds' scores are not to be trusted."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A cross-validation score: total over folds, its errors, and the table by fold.
+
+    ``total`` is the (weighted) sum over folds, higher is better; ``se`` its epistemic standard
+    error, sqrt(K) times the standard deviation (ddof=1) over the K folds, or over the rows for a
+    score by row; ``mcse`` its Monte Carlo standard error; ``ess`` the effective number of draws
+    behind the total; ``p`` the effective number of parameters, the full-data score of the same
+    rows minus ``total``. Folds whose score is not a number are left out and counted in
+    ``left_out``.
+    """
+
+    name: str
+    total: float
+    se: float
+    mcse: float
+    ess: float
+    p: float
+    left_out: int
+    folds: xr.Dataset
+    rows: xr.Dataset | None
+    own_variance: float
+    full_influence: np.ndarray
+    full_variance: float
+
+
+@dataclass
+class CVResult:
+    """Cross-validation of one model.
+
+    The attributes ``elpd``, ``se``, ``mcse``, ``ess``, ``p``, ``folds`` and ``rows`` are those of
+    the first score asked for; ``score(name)`` gives any of them.
+    """
+
+    scores: dict[str, Score]
+    mixing: diagnostics.Mixing
+    test: dict[str, np.ndarray]
+    info: dict[str, Any]
+    draws: xr.DataArray | None = None
+    run: Run | None = field(default=None, repr=False)
+
+    def score(self, name: str) -> Score:
+        """The score called ``name``."""
+        if name not in self.scores:
+            have = ", ".join(self.scores)
+            raise ValueError(
+                f"this result has the scores {have}, but {name!r} was asked for; run "
+                f'cross_validate(..., scores=("{name}",))'
+            )
+        return self.scores[name]
+
+    @property
+    def _main(self) -> Score:
+        return next(iter(self.scores.values()))
+
+    @property
+    def elpd(self) -> float:
+        """Total score over folds."""
+        return self._main.total
+
+    @property
+    def se(self) -> float:
+        """Epistemic standard error of the total."""
+        return self._main.se
+
+    @property
+    def mcse(self) -> float:
+        """Monte Carlo standard error of the total."""
+        return self._main.mcse
+
+    @property
+    def ess(self) -> float:
+        """Effective number of draws behind the total."""
+        return self._main.ess
+
+    @property
+    def p(self) -> float:
+        """Effective number of parameters."""
+        return self._main.p
+
+    @property
+    def folds(self) -> xr.Dataset:
+        """Table by fold."""
+        return self._main.folds
+
+    @property
+    def rows(self) -> xr.Dataset | None:
+        """Table by test row, for scores by row."""
+        return self._main.rows
+
+    @property
+    def rhat_max(self) -> float:
+        """Largest R-hat of any fold's log score."""
+        return self.mixing.rhat_max
+
+    @property
+    def rhat_benchmark(self) -> np.ndarray:
+        """R-hat-max of 500 shuffled replicates: what it would be if all chains had mixed."""
+        return self.mixing.benchmark
+
+    @property
+    def divergences(self) -> int:
+        """Divergent transitions over all folds."""
+        return int(self.folds["divergences"].sum())
+
+    @property
+    def flagged(self) -> xr.Dataset:
+        """Table of the folds whose status is not fine."""
+        return self.folds.isel(fold=np.flatnonzero(self.folds["status"].values != "fine"))
+
+    def extend(self, draws: int, model: Model | None = None, progress: bool = True) -> CVResult:
+        """Run every chain ``draws`` further; this result is updated, and returned.
+
+        A result that was loaded from a file needs the ``model`` again. If the run is interrupted
+        the result stays as it was.
+        """
+        from foldwise.crossval import extend
+
+        if self.run is None:
+            if "state" not in self.info:
+                raise ValueError(
+                    "only a result that holds the state of its chains can be extended, but this "
+                    "one was merged from several; extend its parts and merge them again"
+                )
+            if model is None:
+                raise ValueError(
+                    "a result loaded from a file does not hold its model's functions; pass "
+                    "result.extend(draws, model=model)"
+                )
+            from foldwise.storage import restore_run
+
+            self.run = restore_run(self, model)
+        longer = extend(self.run, draws, progress)
+        self.__dict__.update(longer.__dict__)
+        return self
+
+    def to_arviz(self) -> Any:
+        """This result as arviz-stats' ELPDData, for ``arviz_stats.compare`` and its plots."""
+        from foldwise.storage import to_arviz
+
+        return to_arviz(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the result, and the state of its chains, to a netCDF file."""
+        from foldwise.storage import save
+
+        save(self, path)
+
+    def __str__(self) -> str:
+        from foldwise.report import result_text
+
+        return result_text(self)
+
+    __repr__ = __str__
+
+
+def summarise(run: Run) -> CVResult:
+    """Scores, diagnostics and status of every fold from what a run has recorded."""
+    evidence, folds, settings = run.evidence, run.folds, run.settings
+    mixing = diagnostics.mixing(evidence.sums, settings.seed)
+    tail = diagnostics.pareto_k(evidence.sums.largest, evidence.chains * evidence.n_draws)
+    stuck = diagnostics.chain_stuck(evidence.sums, run.moves)
+    scores = {}
+    for name in settings.scores:
+        found = estimate(evidence, name, settings.estimator)
+        scores[name] = _score(run, found, mixing, tail, stuck)
+    draws = None
+    if evidence.draws is not None:
+        draws = xr.DataArray(
+            evidence.draws[..., 0],
+            dims=("fold", "chain", "draw"),
+            coords={"fold": folds.names},
+            name="log_score",
+        )
+    y = run.model.y
+    test = {"start": folds.test_start, "rows": folds.test_rows, "index": folds.index}
+    if y is not None:
+        test["y"] = np.asarray(y)
+    result = CVResult(scores, mixing, test, _info(run), draws, run)
+    warn_of_flags(result, stacklevel=4)
+    return result
+
+
+def _info(run: Run) -> dict[str, Any]:
+    settings, evidence = run.settings, run.evidence
+    return {
+        "model": run.model.name or "",
+        "scheme": run.folds.scheme,
+        "n_obs": run.model.n_obs,
+        "parameters": run.model.dimension,
+        "chains": settings.chains,
+        "draws": evidence.n_draws,
+        "warmup": settings.warmup,
+        "batch": evidence.sums.length,
+        "estimator": settings.estimator,
+        "memory": settings.memory,
+        "precision": settings.precision,
+        "seed": settings.seed,
+        "fit_seed": run.fit.seed,
+        "fit_draws": evidence.full.shape[1],
+        "step_size": run.sampler.step_size,
+        "seconds": dict(run.seconds),
+    }
+
+
+def _score(
+    run: Run,
+    found: Estimate,
+    mixing: diagnostics.Mixing,
+    tail: np.ndarray,
+    stuck: np.ndarray,
+) -> Score:
+    evidence, folds = run.evidence, run.folds
+    count = evidence.chains * evidence.n_draws
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ess = np.where(found.noise > 0, count * found.spread / found.noise, np.nan)
+    acceptance = run.acceptance / evidence.n_draws
+    status = diagnostics.fold_status(
+        not_finite=(evidence.sums.not_finite > 0) | ~np.isfinite(found.elpd),
+        stuck=stuck,
+        disagree=mixing.rhat > mixing.limit,
+        overlap=found.overlap,
+        tail=tail,
+        bridged=found.bridged,
+        ess=ess,
+        acceptance=acceptance,
+    )
+    table = xr.Dataset(
+        {
+            "elpd": ("fold", found.elpd),
+            "mcse": ("fold", np.sqrt(found.variance)),
+            "ess": ("fold", ess),
+            "rhat": ("fold", mixing.rhat),
+            "pareto_k": ("fold", tail),
+            "overlap": ("fold", found.overlap),
+            "p": ("fold", found.full_score - found.elpd),
+            "acceptance": ("fold", acceptance),
+            "divergences": ("fold", run.divergences.copy()),
+            "n_train": ("fold", folds.n_train),
+            "n_test": ("fold", folds.n_test),
+            "weight": ("fold", folds.fold_weight),
+            "spread": ("fold", found.spread),
+            "noise": ("fold", found.noise),
+            "estimator": ("fold", np.where(found.bridged, "bridge", "mean")),
+            "status": ("fold", status.astype(object)),
+        },
+        coords={"fold": folds.names},
+    )
+    rows = None
+    if found.rows is not None and found.row_variance is not None:
+        rows = xr.Dataset(
+            {
+                "elpd": ("test_row", found.rows),
+                "mcse": ("test_row", np.sqrt(found.row_variance)),
+                "weight": ("test_row", folds.test_weight),
+                "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
+            },
+            coords={"row": ("test_row", folds.test_rows)},
+        )
+    return finish_score(
+        found.name,
+        table,
+        rows,
+        count,
+        found.own_variance,
+        found.full_influence,
+        found.full_variance,
+    )
+
+
+def units(score_folds: xr.Dataset, rows: xr.Dataset | None, used: np.ndarray) -> np.ndarray:
+    """Contributions to the total that the epistemic error is taken over: folds, or rows.
+
+    A row tested several times contributes the weighted sum of its scores once.
+    """
+    if rows is None:
+        return (score_folds["weight"] * score_folds["elpd"]).values[used]
+    keep = np.repeat(used, score_folds["n_test"].values)
+    value = (rows["weight"] * rows["elpd"]).values[keep]
+    _, inverse = np.unique(rows["row"].values[keep], return_inverse=True)
+    return np.bincount(inverse, weights=value)
+
+
+def finish_score(
+    name: str,
+    table: xr.Dataset,
+    rows: xr.Dataset | None,
+    draws: int,
+    own_variance: float,
+    full_influence: np.ndarray,
+    full_variance: float,
+) -> Score:
+    """Totals of a table by fold. Folds that are not a number stay in the table, not in the sum."""
+    used = np.isfinite(table["elpd"].values)
+    parts = units(table, rows, used)
+    weight = table["weight"].values[used]
+    p = float((weight * table["p"].values[used]).sum())
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ess = draws * table["spread"].values[used].sum() / table["noise"].values[used].sum()
+    se = float(np.sqrt(len(parts)) * parts.std(ddof=1)) if len(parts) > 1 else np.nan
+    if rows is not None:
+        p = float(parts_of_p(table, rows, used))
+    return Score(
+        name=name,
+        total=float(parts.sum()) if used.any() else np.nan,
+        se=se,
+        mcse=float(np.sqrt(own_variance + full_variance)),
+        ess=float(ess),
+        p=p,
+        left_out=int((~used).sum()),
+        folds=table,
+        rows=rows,
+        own_variance=own_variance,
+        full_influence=full_influence,
+        full_variance=full_variance,
+    )
+
+
+def parts_of_p(table: xr.Dataset, rows: xr.Dataset, used: np.ndarray) -> float:
+    """Effective parameters of a score by row, each row weighed as in the total."""
+    return float((table["weight"].values * table["p"].values)[used].sum())
+
+
+def warn_of_flags(result: CVResult, stacklevel: int = 3) -> None:
+    """Say once how many folds are flagged and why."""
+    table = result.folds
+    lines = diagnostics.advice(table["status"].values, table["fold"].values)
+    if lines:
+        flagged = int((table["status"].values != "fine").sum())
+        head = f"{flagged} of {table.sizes['fold']} folds flagged: "
+        warnings.warn(head + "\n  ".join(lines), FoldWarning, stacklevel=stacklevel)

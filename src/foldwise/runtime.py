@@ -1,0 +1,175 @@
+"""What foldwise shares with the caller's JAX: devices, precision, compilation cache.
+
+The number of CPU devices and the compilation cache belong to the whole process and are fixed once
+JAX's backend has started. :func:`configure`, called when foldwise is imported, sets them only if
+nobody else has and it is not too late; the environment variables ``FOLDWISE_DEVICES`` (a number of
+CPU devices) and ``FOLDWISE_CACHE`` (a folder, or ``off``) override it. If the backend already runs
+with one device, work is spread over threads instead, which is slower (``bench/engine.py``).
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+# JAX does not cache programs that compile in less than a second; the fold programs of small
+# models compile in one to three, their helpers in less, and a user waits for the sum.
+_CACHE_MIN_COMPILE_SECONDS = 0.2
+
+
+def cores() -> int:
+    """Number of CPU cores this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def backend_started() -> bool:
+    """Whether JAX's devices have been created, after which their number is fixed."""
+    from jax._src import xla_bridge  # no public way to ask without starting the backend
+
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def cache_dir() -> Path | None:
+    """Folder of the compilation cache, None when switched off by ``FOLDWISE_CACHE=off``."""
+    setting = os.environ.get("FOLDWISE_CACHE", "")
+    if setting.lower() in ("off", "0", "none"):
+        return None
+    if setting:
+        return Path(setting).expanduser()
+    if sys.platform == "win32":
+        home = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        home = Path.home() / "Library" / "Caches"
+    else:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "foldwise" / "jax"
+
+
+def configure() -> None:
+    """Ask JAX for one CPU device per core and a compilation cache, unless the user has chosen."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    chosen = jax.config.jax_num_cpu_devices >= 0 or "host_platform_device_count" in flags
+    if not chosen and not backend_started():
+        jax.config.update("jax_num_cpu_devices", _requested_devices())
+    folder = cache_dir()
+    if folder is not None and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _CACHE_MIN_COMPILE_SECONDS)
+
+
+def _requested_devices() -> int:
+    setting = os.environ.get("FOLDWISE_DEVICES")
+    if setting is None:
+        return cores()
+    if not setting.isdigit() or int(setting) < 1:
+        raise ValueError(f"FOLDWISE_DEVICES must be a whole number of at least 1, got {setting!r}")
+    return int(setting)
+
+
+def lanes() -> int:
+    """Number of pieces that run side by side: the devices, or the cores if there is one device."""
+    devices = jax.local_device_count()
+    if devices == 1 and jax.default_backend() == "cpu":
+        return cores()
+    return devices
+
+
+def precision_context(precision: str) -> Any:
+    """Context in which JAX computes in ``precision``; thread-local, so enter it in each thread."""
+    if precision not in ("float64", "float32"):
+        raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
+    return jax.enable_x64(precision == "float64")
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise")
+
+
+class Program:
+    """A compiled function of ``(sharded, shared)`` that runs on all lanes at once.
+
+    ``function`` sees the part of ``sharded`` (a pytree of arrays with a common leading axis) that
+    belongs to its lane and all of ``shared``; what it returns is stacked along the leading axis.
+    With several devices this is one program over a device mesh; with one CPU device the same
+    program is called from one thread per lane.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        sharded: Any,
+        shared: Any,
+        precision: str = "float64",
+    ):
+        self.precision = precision
+        self.devices = jax.local_device_count()
+        self.lanes = lanes()
+        with precision_context(precision):
+            if self.devices > 1:
+                function = _over_devices(function)
+            else:
+                sharded = _lane(sharded, 0, self.lanes)
+            self._compiled = jax.jit(function).lower(sharded, shared).compile()
+
+    def __call__(self, sharded: Any, shared: Any) -> Any:
+        """Run all lanes and return their outputs as NumPy arrays."""
+        if self.devices > 1 or self.lanes == 1:
+            return self._run(sharded, shared)
+        parts = [
+            _pool().submit(self._run, _lane(sharded, lane, self.lanes), shared)
+            for lane in range(self.lanes)
+        ]
+        return jax.tree.map(lambda *piece: np.concatenate(piece), *[p.result() for p in parts])
+
+    def _run(self, sharded: Any, shared: Any) -> Any:
+        with precision_context(self.precision):
+            return jax.tree.map(np.asarray, self._compiled(sharded, shared))
+
+
+def compiled(
+    owner: Any,
+    function: Callable[[Any, Any], Any],
+    sharded: Any,
+    shared: Any,
+    precision: str = "float64",
+    *variant: object,
+) -> Program:
+    """The program of ``function`` for arguments of these shapes, kept with the model it is of.
+
+    Two functions with the same name and ``variant`` must be the same function of ``owner``.
+    """
+    programs = owner.__dict__.setdefault("_programs", {})
+    leaves, tree = jax.tree.flatten((sharded, shared))
+    shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in leaves)
+    where = (jax.local_device_count(), lanes(), precision)
+    key = (function.__qualname__, variant, where, shapes, tree)
+    if key not in programs:
+        programs[key] = Program(function, sharded, shared, precision)
+    return programs[key]
+
+
+def _over_devices(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    from jax.sharding import AxisType, PartitionSpec
+
+    mesh = jax.make_mesh((jax.local_device_count(),), ("lane",), axis_types=(AxisType.Auto,))
+    specs = (PartitionSpec("lane"), PartitionSpec())
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("lane"), check_vma=False
+    )
+
+
+def _lane(tree: Any, lane: int, count: int) -> Any:
+    def part(array: Any) -> Any:
+        size = array.shape[0] // count
+        return array[lane * size : (lane + 1) * size]
+
+    return jax.tree.map(part, tree)

@@ -1,0 +1,337 @@
+"""Blocks of folds, and the one function that takes their chains further.
+
+A block is a value: the positions and step sizes of the chains of some folds. :func:`advance` runs
+them some iterations further; nothing else samples the folds. Warm-up, sampling, pilot runs and
+extensions are all calls of one compiled program.
+"""
+
+from collections.abc import Iterator
+from copy import copy
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from foldwise.folds import Folds
+from foldwise.kernel import ChainState, Density, StepSize, hmc_step
+from foldwise.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
+from foldwise.model import Model
+from foldwise.runtime import Program, compiled, lanes
+
+# Iterations per call of the compiled program: short enough for a lively progress bar and a quick
+# answer to Ctrl-C, long enough that calls cost nothing.
+SEGMENT = 50
+# A gradient is fastest while the row values of a chunk's chains stay in the cache of a core: on a
+# radon-like problem (12,573 rows) 61 us per chain for 8 to 32 chains (0.8 to 3.2 MB a row array),
+# 72 us for 4, 105 us for 64 and 338 us for all 1,544 (one core, 1 MB L2, bench/engine.py).
+CHUNK_BYTES = 2**21
+# On an accelerator a block is as large as this much memory for one array of row values.
+DEVICE_BYTES = 2**28
+# Chains of the full-data posterior, in folds, that tune the common step size.
+PILOTS = 8
+# HMC's trajectories last a quarter of the period of the posterior's motion on average, in units
+# where the metric makes it a standard normal: the next draw is then uncorrelated with this one.
+TRAJECTORY = 0.5 * np.pi
+# Trajectory lengths vary by this share either way, so that no direction resonates.
+JITTER = 0.4
+
+
+class FoldData(NamedTuple):
+    """What the density of each fold needs: its rows, its targets, its metric.
+
+    ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
+    target 1, where there is one, the test set of the fold whose bridge partner this fold is.
+    """
+
+    keys: UInt32[Array, "fold chain 2"]
+    train: Bool[Array, "fold row"]
+    rows: Int[Array, "fold target slot"]
+    valid: Bool[Array, "fold target slot"]
+    metric: FoldMetric | LocalCoordinates
+
+
+class BlockState(NamedTuple):
+    """All that is needed to take the chains of some folds further."""
+
+    position: Float[Array, "fold chain d"]
+    step_size: StepSize
+
+
+class Segment(NamedTuple):
+    """What one call of :func:`advance` recorded."""
+
+    scores: Float[Array, "fold chain draw target ..."]
+    acceptance: Float[Array, " fold"]
+    divergences: Int[Array, " fold"]
+    moves: Int[Array, "fold chain"]
+
+
+class Shared(NamedTuple):
+    """What all folds share in one call of :func:`advance`."""
+
+    n_steps: Int[Array, " draw"]
+    first: Int[Array, ""]
+    draws: Int[Array, ""]
+    warmup: Int[Array, ""]
+    metric: tuple[Array, ...]
+
+
+def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
+    """Log density of each chain's fold posterior, its gradient, and the test rows' scores."""
+
+    def of_chain(q: Array, train: Array, rows: Array, valid: Array) -> tuple[Array, Array, Array]:
+        def log_density(q: Array) -> tuple[Array, Array]:
+            by_rows = model.flat_log_likelihood(q)
+            targets = jnp.where(valid, by_rows[rows], 0.0)
+            scores = targets if by_row else targets.sum(axis=-1)
+            return model.flat_log_prior(q) + jnp.where(train, by_rows, 0.0).sum(), scores
+
+        (value, scores), gradient = jax.value_and_grad(log_density, has_aux=True)(q)
+        return value, gradient, scores
+
+    of_fold = jax.vmap(of_chain, in_axes=(0, None, None, None))
+    all_folds = jax.vmap(of_fold)
+    return lambda position: all_folds(position, data.train, data.rows, data.valid)
+
+
+def advance(
+    model: Model, by_row: bool, block: tuple[BlockState, FoldData], shared: Shared
+) -> tuple[BlockState, Segment]:
+    """Take the chains of a block ``shared.draws`` iterations further, at most ``SEGMENT``.
+
+    Iterations are numbered from the start of warm-up; step sizes adapt while the number is below
+    ``shared.warmup``.
+    """
+    start, data = block
+    folds, chains, _ = start.position.shape
+    metric: Metric
+    if isinstance(data.metric, FoldMetric):
+        metric = data.metric
+    else:
+        metric = SharedMetric(shared.metric[0], shared.metric[1], data.metric)
+    density = fold_density(model, data, by_row)
+
+    def body(i: Array, carry: tuple[ChainState, Segment]) -> tuple[ChainState, Segment]:
+        state, record = carry
+        slot, iteration = jnp.maximum(i - 1, 0), shared.first + i - 1
+        refresh = i == 0
+        state, info = hmc_step(
+            state,
+            data.keys,
+            iteration,
+            shared.n_steps[slot],
+            iteration < shared.warmup,
+            refresh,
+            density,
+            metric,
+        )
+        return state, Segment(
+            jax.lax.dynamic_update_index_in_dim(record.scores, state.scores, slot, axis=2),
+            record.acceptance + jnp.where(refresh, 0.0, info.acceptance.mean(axis=1)),
+            record.divergences + jnp.where(refresh, 0, info.divergent.sum(axis=1, dtype=int)),
+            record.moves + jnp.where(refresh, 0, info.moved.astype(int)),
+        )
+
+    shape = data.rows.shape[1:] if by_row else data.rows.shape[1:2]
+    dtype = start.position.dtype
+    state = ChainState(
+        start.position,
+        jnp.zeros((folds, chains), dtype),
+        jnp.zeros_like(start.position),
+        jnp.zeros((folds, chains, *shape), dtype),
+        start.step_size,
+    )
+    record = Segment(
+        jnp.zeros((folds, chains, SEGMENT, *shape), dtype),
+        jnp.zeros(folds, dtype),
+        jnp.zeros(folds, int),
+        jnp.zeros((folds, chains), int),
+    )
+    # iteration 0 of the loop only evaluates the density at the start
+    state, record = jax.lax.fori_loop(0, shared.draws + 1, body, (state, record))
+    return BlockState(state.position, state.step_size), record
+
+
+def leapfrog_counts(
+    seed: int, step_size: float, first: int, draws: int
+) -> Int[np.ndarray, " draw"]:
+    """Leapfrog steps of iterations ``first`` to ``first + draws - 1``, from the seed alone."""
+    uniform = np.random.default_rng([seed, 1]).random(first + draws)[first:]
+    length = TRAJECTORY * (1.0 + JITTER * (2.0 * uniform - 1.0))
+    return np.maximum(1, np.rint(length / step_size)).astype(np.int32)
+
+
+def block_size(n_obs: int, folds: int, chains: int) -> int:
+    """Folds per block: what fits the cache on every lane, spread evenly over the blocks."""
+    limit = CHUNK_BYTES if jax.default_backend() == "cpu" else DEVICE_BYTES
+    most = max(1, limit // (8 * n_obs * chains)) * lanes()
+    blocks = -(-folds // most)
+    return -(-folds // (blocks * lanes())) * lanes()
+
+
+class Sampler:
+    """All chains of all folds: their compiled program, positions and step sizes.
+
+    Parameters
+    ----------
+    previous
+        For each fold the position of the fold whose bridge partner it is, -1 for none; its
+        test rows become the fold's second target.
+    metric, pilot_metric
+        Metric of every fold, and of the full data for ``PILOTS`` pilots.
+    start, pilot_start
+        Starting positions of the folds' chains, and draws of the full-data posterior.
+    by_row
+        Whether scores are recorded for each test row or summed over the fold's rows.
+
+    ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
+    leapfrog steps. ``done`` counts the iterations of every chain, warm-up included.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        folds: Folds,
+        previous: Int[np.ndarray, " fold"],
+        metric: Metric,
+        pilot_metric: Metric,
+        start: Float[np.ndarray, "fold chain d"],
+        pilot_start: Float[np.ndarray, "pilot chain d"],
+        by_row: bool,
+        warmup: int,
+        seed: int,
+        precision: str = "float64",
+    ):
+        self.model, self.folds, self.previous = model, folds, previous
+        self.metric, self.pilot_metric, self.pilot_start = metric, pilot_metric, pilot_start
+        self.by_row, self.warmup, self.seed, self.precision = by_row, warmup, seed, precision
+        self.position = np.array(start, precision)
+        self.step_size = 1.0
+        self.steps = StepSize(*np.zeros((4, len(folds)), precision))
+        self.done = 0
+        self.block = block_size(model.n_obs, len(folds), start.shape[1])
+
+    def copy(self) -> "Sampler":
+        """A sampler that goes on from the same state and leaves this one as it is."""
+        twin = copy(self)
+        twin.position = self.position.copy()
+        twin.steps = StepSize(*(part.copy() for part in self.steps))
+        return twin
+
+    def compile(self) -> Program:
+        """The compiled program, made on the first call."""
+        block = (self._state(np.zeros(self.block, int)), self._pilots(0)[1])
+        model, by_row = self.model, self.by_row
+
+        def run(block: tuple[BlockState, FoldData], shared: Shared) -> object:
+            return advance(model, by_row, block, shared)
+
+        return compiled(model, run, block, self._shared(0, 1), self.precision, by_row)
+
+    def tune(self, guess: float) -> None:
+        """Set the folds' common starting step size: the median over the pilots.
+
+        Pilots are folds with an empty test set, so they sample the full-data posterior. Their
+        number does not depend on the block size, so neither does the answer.
+        """
+        self.step_size = guess
+        program, found = self.compile(), []
+        for first in range(0, PILOTS, self.block):
+            state, _ = program(self._pilots(first), self._shared(0, SEGMENT))
+            found.append(state.step_size.log_step_average)
+        step = float(np.exp(np.median(np.concatenate(found)[:PILOTS])))
+        self.step_size = float(f"{step:.3g}")  # rounded: the same bits in every grouping
+        self.steps = _same_steps(self.step_size, len(self.folds), self.precision)
+
+    def run(self, draws: int) -> Iterator[tuple[Int[np.ndarray, " fold"], Segment, int]]:
+        """Take every chain ``draws`` iterations further, after warm-up if it has not been done.
+
+        Yields, for each block and segment, the positions of the block's folds, what was recorded,
+        and the number of iterations, negative during warm-up.
+        """
+        first, last = self.done, max(self.done, self.warmup) + draws
+        program = self.compile()
+        for start in range(0, len(self.folds), self.block):
+            members = np.arange(start, min(start + self.block, len(self.folds)))
+            yield from self._run_block(program, members, first, last)
+        self.done = last
+
+    def _run_block(
+        self, program: Program, members: Int[np.ndarray, " fold"], first: int, last: int
+    ) -> Iterator[tuple[Int[np.ndarray, " fold"], Segment, int]]:
+        padded = np.resize(members, self.block)
+        state, data = self._state(padded), self._data(padded)
+        while first < last:
+            end = self.warmup if first < self.warmup else last
+            count = min(SEGMENT, end - first)
+            state, record = program((state, data), self._shared(first, count))
+            record = Segment(*(part[: len(members)] for part in record))
+            record = record._replace(scores=record.scores[:, :, :count])
+            yield members, record, count if first >= self.warmup else -count
+            first += count
+        self.position[members] = state.position[: len(members)]
+        for mine, theirs in zip(self.steps, state.step_size, strict=True):
+            mine[members] = theirs[: len(members)]
+
+    def _shared(self, first: int, draws: int) -> Shared:
+        n_steps = np.ones(SEGMENT, np.int32)
+        n_steps[:draws] = leapfrog_counts(self.seed, self.step_size, first, draws)
+        metric = () if isinstance(self.metric, FoldMetric) else self.metric[:2]
+        numbers = (np.int32(first), np.int32(draws), np.int32(self.warmup))
+        return Shared(n_steps, *numbers, tuple(np.asarray(m, self.precision) for m in metric))
+
+    def _keys(self, numbers: Int[np.ndarray, " fold"]) -> UInt32[np.ndarray, "fold chain 2"]:
+        """A key for each chain, from the seed, the fold's number in its scheme and the chain."""
+        size = 2 * self.position.shape[1]
+        words = [
+            np.random.SeedSequence([self.seed, 5, int(number)]).generate_state(size)
+            for number in numbers
+        ]
+        return np.stack(words).astype(np.uint32).reshape(len(numbers), -1, 2)
+
+    def _state(self, members: Int[np.ndarray, " fold"]) -> BlockState:
+        return BlockState(self.position[members], StepSize(*(s[members] for s in self.steps)))
+
+    def _data(self, members: Int[np.ndarray, " fold"]) -> FoldData:
+        width = int(self.folds.n_test.max())
+        rows, valid = self.folds.padded_test(members, width)
+        targets = [(rows, valid)]
+        if (self.previous >= 0).any():
+            before = self.previous[members]
+            rows, valid = self.folds.padded_test(np.maximum(before, 0), width)
+            targets.append((rows, valid & (before >= 0)[:, None]))
+        return FoldData(
+            self._keys(self.folds.index[members]),
+            self.folds.train_mask(members),
+            np.stack([t[0] for t in targets], axis=1).astype(np.int32),
+            np.stack([t[1] for t in targets], axis=1),
+            _metric_of(self.metric, members, self.precision),
+        )
+
+    def _pilots(self, first: int) -> tuple[BlockState, FoldData]:
+        members = np.minimum(np.arange(first, first + self.block), PILOTS - 1)
+        data = self._data(np.zeros(self.block, int))
+        data = data._replace(
+            keys=self._keys(2**40 + members),
+            train=np.ones_like(data.train),
+            valid=np.zeros_like(data.valid),
+            metric=_metric_of(self.pilot_metric, members, self.precision),
+        )
+        steps = _same_steps(self.step_size, self.block, self.precision)
+        return BlockState(self.pilot_start[members].astype(self.precision), steps), data
+
+
+def _same_steps(step: float, folds: int, precision: str) -> StepSize:
+    log_step = np.full(folds, np.log(step), precision)
+    return StepSize(log_step, log_step.copy(), np.zeros(folds, precision), log_step.copy())
+
+
+def _metric_of(
+    metric: Metric, members: Int[np.ndarray, " fold"], precision: str
+) -> FoldMetric | LocalCoordinates:
+    parts = metric if isinstance(metric, FoldMetric) else metric.folds
+    return jax.tree.map(
+        lambda a: a[members].astype(precision) if a.dtype.kind == "f" else a[members], parts
+    )
