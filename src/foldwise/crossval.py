@@ -3,7 +3,7 @@
 import time
 import warnings
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ from foldwise.diagnostics import batch_means_variance
 from foldwise.fit import Fit
 from foldwise.fit import fit as fit_full
 from foldwise.folds import Folds
+from foldwise.ladder import LEAST_OVERLAP, climb
 from foldwise.model import Model
 from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
@@ -52,6 +53,7 @@ class Run:
     folds: Folds
     fit: Fit
     settings: Settings
+    full_positions: Float[np.ndarray, "draw d"]
     sampler: Sampler
     evidence: Evidence
     acceptance: Float[np.ndarray, " fold"]
@@ -61,17 +63,15 @@ class Run:
 
     def copy(self) -> "Run":
         """A run that goes on from here and leaves this one as it is."""
-        evidence = Evidence(**{**vars(self.evidence), "sums": deepcopy(self.evidence.sums)})
-        return Run(
-            **{
-                **vars(self),
-                "sampler": self.sampler.copy(),
-                "evidence": evidence,
-                "acceptance": self.acceptance.copy(),
-                "divergences": self.divergences.copy(),
-                "moves": self.moves.copy(),
-                "seconds": dict(self.seconds),
-            }
+        evidence = replace(self.evidence, sums=deepcopy(self.evidence.sums))
+        return replace(
+            self,
+            sampler=self.sampler.copy(),
+            evidence=evidence,
+            acceptance=self.acceptance.copy(),
+            divergences=self.divergences.copy(),
+            moves=self.moves.copy(),
+            seconds=dict(self.seconds),
         )
 
     def sample(self, draws: int, bar: Progress) -> None:
@@ -88,6 +88,15 @@ class Run:
                 self._record(members, record)
             bar.advance(len(members) * abs(count))
         self._add_seconds("folds", began)
+        began = time.perf_counter()
+        evidence.rungs = []
+        if self.settings.estimator != "mean":
+            joint = estimate(evidence, "log", self.settings.estimator)
+            far = ~(joint.overlap >= LEAST_OVERLAP) & (evidence.sums.undefined == 0)
+            members = np.flatnonzero(far & (evidence.partner == folds))
+            if members.size:
+                climb(self, members, bar)
+        self._add_seconds("rungs", began)
 
     def _record(self, members: Int[np.ndarray, " fold"], record: Segment) -> None:
         evidence, scores, rows = self.evidence, record.scores, None
@@ -270,7 +279,7 @@ def _prepare(
         previous,
         metric,
         pilot_metric,
-        start_positions(full, folds, settings.chains, settings.seed),
+        start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed),
         pilot_positions(full, PILOTS, settings.chains, settings.seed),
         by_row,
         settings.warmup,
@@ -292,6 +301,7 @@ def _prepare(
         folds,
         fit,
         settings,
+        full.positions,
         sampler,
         _no_evidence(folds, partner, previous, full, settings, by_row, draws),
         np.zeros(k),

@@ -173,3 +173,19 @@ def shared_metric(
             regression[k, :, : len(own)] = np.linalg.solve(inner, precision[own]).T
     curvature = np.where(local, prior_curvature, 1.0)
     return SharedMetric(covariance, factor, LocalCoordinates(local, curvature, listed, regression))
+
+
+def tempered_metric(
+    metric: SharedMetric, members: Int[np.ndarray, " member"], temper: Float[np.ndarray, " member"]
+) -> SharedMetric:
+    """Metric of rungs: local coordinates learn from the test rows as far as these are weighed.
+
+    All that the full data know of a local coordinate comes from the test rows, so its curvature
+    is (1 - temper) that of the prior plus temper times the full-data precision.
+    """
+    factor = np.asarray(metric.factor)
+    precision = (factor**2).sum(axis=1) if factor.ndim == 2 else factor**2
+    parts = LocalCoordinates(*(part[members] for part in metric.folds))
+    t = temper[:, None]
+    curvature = np.where(parts.local, (1.0 - t) * parts.curvature + t * precision, 1.0)
+    return metric._replace(folds=parts._replace(curvature=curvature))

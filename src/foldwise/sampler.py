@@ -41,12 +41,15 @@ JITTER = 0.4
 class FoldData(NamedTuple):
     """What the density of each fold needs: its rows, its targets, its metric.
 
+    ``temper`` weighs the fold's own test rows in its density: 0 for the fold's posterior, between
+    0 and 1 for a rung between it and the full data's.
     ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
     """
 
     keys: UInt32[Array, "fold chain 2"]
     train: Bool[Array, "fold row"]
+    temper: Float[Array, " fold"]
     rows: Int[Array, "fold target slot"]
     valid: Bool[Array, "fold target slot"]
     metric: FoldMetric | LocalCoordinates
@@ -81,19 +84,20 @@ class Shared(NamedTuple):
 def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
     """Log density of each chain's fold posterior, its gradient, and the test rows' scores."""
 
-    def of_chain(q: Array, train: Array, rows: Array, valid: Array) -> tuple[Array, Array, Array]:
+    def of_chain(q: Array, fold: FoldData) -> tuple[Array, Array, Array]:
         def log_density(q: Array) -> tuple[Array, Array]:
             by_rows = model.flat_log_likelihood(q)
-            targets = jnp.where(valid, by_rows[rows], 0.0)
-            scores = targets if by_row else targets.sum(axis=-1)
-            return model.flat_log_prior(q) + jnp.where(train, by_rows, 0.0).sum(), scores
+            targets = jnp.where(fold.valid, by_rows[fold.rows], 0.0)
+            training = jnp.where(fold.train, by_rows, 0.0).sum()
+            value = model.flat_log_prior(q) + training + fold.temper * targets[0].sum()
+            return value, targets if by_row else targets.sum(axis=-1)
 
         (value, scores), gradient = jax.value_and_grad(log_density, has_aux=True)(q)
         return value, gradient, scores
 
-    of_fold = jax.vmap(of_chain, in_axes=(0, None, None, None))
-    all_folds = jax.vmap(of_fold)
-    return lambda position: all_folds(position, data.train, data.rows, data.valid)
+    all_folds = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))
+    rows = data._replace(keys=None, metric=None)
+    return lambda position: all_folds(position, rows)
 
 
 def advance(
@@ -211,13 +215,31 @@ class Sampler:
         self.step_size = 1.0
         self.steps = StepSize(*np.zeros((4, len(folds)), precision))
         self.done = 0
+        self.temper, self.rung = np.zeros(len(folds)), 0
         self.block = block_size(model.n_obs, len(folds), start.shape[1])
+        self.width, self.targets = int(folds.n_test.max()), 1 + int((previous >= 0).any())
 
     def copy(self) -> "Sampler":
         """A sampler that goes on from the same state and leaves this one as it is."""
         twin = copy(self)
         twin.position = self.position.copy()
         twin.steps = StepSize(*(part.copy() for part in self.steps))
+        return twin
+
+    def tempered(
+        self,
+        members: Int[np.ndarray, " member"],
+        temper: Float[np.ndarray, " member"],
+        metric: Metric,
+        start: Float[np.ndarray, "member chain d"],
+        rung: int,
+    ) -> "Sampler":
+        """A sampler of the same program for rungs of some folds, with chains of their own."""
+        twin = copy(self)
+        twin.folds, twin.previous = self.folds[members], np.full(len(members), -1)
+        twin.metric, twin.temper, twin.rung, twin.done = metric, temper, rung, 0
+        twin.position = np.array(start, self.precision)
+        twin.steps = _same_steps(self.step_size, len(members), self.precision)
         return twin
 
     def compile(self) -> Program:
@@ -283,10 +305,10 @@ class Sampler:
         return Shared(n_steps, *numbers, tuple(np.asarray(m, self.precision) for m in metric))
 
     def _keys(self, numbers: Int[np.ndarray, " fold"]) -> UInt32[np.ndarray, "fold chain 2"]:
-        """A key for each chain, from the seed, the fold's number in its scheme and the chain."""
+        """A key for each chain, from the seed, the fold's number in its scheme and its rung."""
         size = 2 * self.position.shape[1]
         words = [
-            np.random.SeedSequence([self.seed, 5, int(number)]).generate_state(size)
+            np.random.SeedSequence([self.seed, 5, int(number), self.rung]).generate_state(size)
             for number in numbers
         ]
         return np.stack(words).astype(np.uint32).reshape(len(numbers), -1, 2)
@@ -295,16 +317,16 @@ class Sampler:
         return BlockState(self.position[members], StepSize(*(s[members] for s in self.steps)))
 
     def _data(self, members: Int[np.ndarray, " fold"]) -> FoldData:
-        width = int(self.folds.n_test.max())
-        rows, valid = self.folds.padded_test(members, width)
+        rows, valid = self.folds.padded_test(members, self.width)
         targets = [(rows, valid)]
-        if (self.previous >= 0).any():
+        if self.targets == 2:
             before = self.previous[members]
-            rows, valid = self.folds.padded_test(np.maximum(before, 0), width)
+            rows, valid = self.folds.padded_test(np.maximum(before, 0), self.width)
             targets.append((rows, valid & (before >= 0)[:, None]))
         return FoldData(
             self._keys(self.folds.index[members]),
             self.folds.train_mask(members),
+            self.temper[members].astype(self.precision),
             np.stack([t[0] for t in targets], axis=1).astype(np.int32),
             np.stack([t[1] for t in targets], axis=1),
             _metric_of(self.metric, members, self.precision),
@@ -316,6 +338,7 @@ class Sampler:
         data = data._replace(
             keys=self._keys(2**40 + members),
             train=np.ones_like(data.train),
+            temper=np.zeros_like(data.temper),
             valid=np.zeros_like(data.valid),
             metric=_metric_of(self.pilot_metric, members, self.precision),
         )

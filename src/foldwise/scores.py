@@ -1,6 +1,6 @@
 """From what the chains recorded to scores: estimates, Monte Carlo errors, effective draws."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -10,6 +10,7 @@ from foldwise import bridge
 from foldwise.accumulators import RunningSums
 from foldwise.diagnostics import batch_means_variance
 from foldwise.folds import Folds
+from foldwise.ladder import Rung, climbed
 
 SCORES = ("log", "log_pointwise")
 ESTIMATORS = ("auto", "mean", "bridge")
@@ -23,7 +24,7 @@ class Evidence:
 
     ``partner`` and ``previous`` are positions of folds: whose draws bridge this fold's score (the
     number of folds stands for the full data, -1 for none), and whose score this fold's draws
-    bridge. ``full`` is the joint log density of each fold's test rows at the full-data draws,
+    bridge. ``rungs`` are those of folds that overlap too little with the full data. ``full`` is the joint log density of each fold's test rows at the full-data draws,
     ``full_chains`` chains after one another, ``full_rows`` the log of its mean for each test row.
     """
 
@@ -35,6 +36,7 @@ class Evidence:
     full: Float[np.ndarray, "fold draw"]
     full_chains: int
     full_rows: Float[np.ndarray, " row"]
+    rungs: list[Rung] = field(default_factory=list)
 
     @property
     def chains(self) -> int:
@@ -113,7 +115,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     partner_variance = np.zeros(folds)
     bridged = (evidence.partner >= 0) & (estimator != "mean") & (sums.undefined == 0)
     passed = np.zeros_like(own)  # influence of each fold's draws on the score of the previous one
-    full_influence = np.zeros((folds, 0))
+    full_influence = np.zeros((folds, evidence.full.shape[1] if bridged.any() else 0))
     if bridged.any():
         result = _bridge(evidence, np.flatnonzero(bridged))
         members = result.members
@@ -123,19 +125,30 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         own_variance[members] = batch_means_variance(result.own, sums.length, evidence.n_draws)
         passed, full_influence = result.passed, result.full_influence
     # second-order bias of log means: one on top, one below
-    elpd = log_r + 0.5 * own_variance - 0.5 * partner_variance
+    correction = 0.5 * own_variance - 0.5 * partner_variance
+    rung_variance = np.zeros(folds)
+    noise = own_variance * evidence.chains * evidence.n_draws
+    for k in np.unique(np.concatenate([[], *(rung.members for rung in evidence.rungs)])).astype(int):
+        way = climbed(evidence, k)
+        log_r[k], correction[k], lap[k], bridged[k] = way.log_r, way.correction, way.overlap, True
+        own[k] = 1.0 if way.own is None else way.own
+        own_variance[k] = batch_means_variance(own[k], sums.length, evidence.n_draws)
+        spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
+        full_influence[k] = way.full_influence
+        partner_variance[k] = _full_variance(evidence, way.full_influence)
+    elpd = log_r + correction
     elpd = np.where(sums.undefined > 0, np.nan, elpd)
     weight = np.where(np.isfinite(elpd), evidence.folds.fold_weight, 0.0)
     shared = weight @ full_influence
     return Estimate(
         name=name,
         elpd=elpd,
-        variance=own_variance + partner_variance,
-        own_variance=_own_variance(evidence, weight, own, passed),
+        variance=own_variance + rung_variance + partner_variance,
+        own_variance=_own_variance(evidence, weight, own, passed) + weight**2 @ rung_variance,
         full_influence=shared,
         full_variance=float(_full_variance(evidence, shared)) if shared.size else 0.0,
         spread=spread,
-        noise=own_variance * evidence.chains * evidence.n_draws,
+        noise=noise,
         overlap=lap,
         bridged=bridged,
         full_score=logsumexp(evidence.full, axis=1) - np.log(evidence.full.shape[1]),
@@ -203,7 +216,7 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
         blocks = np.einsum("kg,kglb->klb", mix[other_folds], theirs.blocks)
         passed[from_folds] = blocks
         partner_variance[other_folds] = batch_means_variance(blocks, sums.length, evidence.n_draws)
-    full_influence = np.zeros((folds, evidence.full.shape[1] if with_full.any() else 0))
+    full_influence = np.zeros((folds, evidence.full.shape[1]))
     for node, terms in enumerate(log_terms):
         relative = np.exp(terms - log_b[with_full, node, None]) - 1.0
         full_influence[members[with_full]] += mix[with_full, node, None] * relative

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 from scipy.special import logsumexp
 
 from foldwise.fit import Fit, evaluate_rows
@@ -19,6 +19,7 @@ from foldwise.metric import (
     SharedMetric,
     fold_metric,
     shared_metric,
+    tempered_metric,
 )
 from foldwise.model import Model
 from foldwise.runtime import compiled, lanes
@@ -30,7 +31,7 @@ _METRIC_VALUES = 2**26
 # Draws at which a coordinate must have no gradient to count as local.
 _LOCAL_DRAWS = 3
 # Folds whose curvature is computed in one call.
-_MASKS = 32
+_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -81,23 +82,27 @@ def _outside_training(rows: Float[np.ndarray, "draw row"], folds: Folds) -> np.n
 
 
 def start_positions(
-    full: FullData, folds: Folds, chains: int, seed: int
+    positions: Float[np.ndarray, "draw d"],
+    held_out: Float[np.ndarray, "fold draw"],
+    folds: Folds,
+    chains: int,
+    seed: int,
 ) -> Float[np.ndarray, "fold chain d"]:
     """Distinct full-data draws near each fold's posterior.
 
-    Drawn with weights proportional to 1 / (likelihood of the rows left out), each capped at
+    Drawn with weights exp(-held_out), ``held_out`` the log density of the rows left out, capped at
     1 / (5 chains), which keeps starts dispersed enough for R-hat to mean something. (Smoothing
     the weights' tail first would only change weights that the cap levels.)
     """
     chosen = np.empty((len(folds), chains), np.int64)
-    for k, (number, held_out) in enumerate(zip(folds.index, full.held_out, strict=True)):
-        log_weight = -np.where(np.isfinite(held_out), held_out, np.inf)
+    for k, (number, log_density) in enumerate(zip(folds.index, held_out, strict=True)):
+        log_weight = -np.where(np.isfinite(log_density), log_density, np.inf)
         log_weight -= logsumexp(log_weight)
         log_weight = np.maximum(np.minimum(log_weight, -np.log(5 * chains)), -700.0)
         rng = np.random.default_rng([seed, 4, int(number)])
         ranked = log_weight + rng.gumbel(size=len(log_weight))
         chosen[k] = np.argpartition(-ranked, chains)[:chains]
-    return full.positions[chosen]
+    return positions[chosen]
 
 
 def pilot_positions(
@@ -112,7 +117,7 @@ def metrics(model: Model, folds: Folds, fit: Fit, pilots: int) -> tuple[Metric, 
     """The metric of every fold, and that of the full data repeated for the pilots."""
     d = model.dimension
     if d <= FOLD_METRIC_DIMENSION and len(folds) * d * d <= _METRIC_VALUES:
-        full_hessian, hessians = _curvatures(model, folds, fit.centre())
+        full_hessian, hessians = _curvatures(model, folds, np.zeros(len(folds)), fit.centre())
         own = fold_metric(fit.covariance, full_hessian, hessians)
         pilot = fold_metric(fit.covariance, full_hessian, full_hessian[None])
         return own, FoldMetric(*(np.repeat(part, pilots, axis=0) for part in pilot))
@@ -128,23 +133,41 @@ def metrics(model: Model, folds: Folds, fit: Fit, pilots: int) -> tuple[Metric, 
     return shared, SharedMetric(shared.covariance, shared.factor, nothing)
 
 
+def rung_metric(
+    model: Model,
+    folds: Folds,
+    fit: Fit,
+    metric: Metric,
+    members: Int[np.ndarray, " member"],
+    temper: Float[np.ndarray, " member"],
+) -> Metric:
+    """The metric of rungs of the folds ``members``, whose test rows weigh ``temper``."""
+    if isinstance(metric, SharedMetric):
+        return tempered_metric(metric, members, temper)
+    full_hessian, hessians = _curvatures(model, folds[members], temper, fit.centre())
+    return fold_metric(fit.covariance, full_hessian, hessians)
+
+
 def _curvatures(
-    model: Model, folds: Folds, point: Float[np.ndarray, " d"]
+    model: Model,
+    folds: Folds,
+    temper: Float[np.ndarray, " fold"],
+    point: Float[np.ndarray, " d"],
 ) -> tuple[Float[np.ndarray, "d d"], Float[np.ndarray, "fold d d"]]:
     """Minus the Hessian of the log density at ``point``: of the full data, and of each fold."""
 
-    def curvature(train: Bool[Array, "fold row"], point: Array) -> Array:
-        def of_fold(train: Array) -> Array:
+    def curvature(weight: Float[Array, "fold row"], point: Array) -> Array:
+        def of_fold(weight: Array) -> Array:
             def log_density(q: Array) -> Array:
-                rows = jnp.where(train, model.flat_log_likelihood(q), 0.0)
+                rows = jnp.where(weight > 0, weight * model.flat_log_likelihood(q), 0.0)
                 return model.flat_log_prior(q) + rows.sum()
 
             return -jax.hessian(log_density)(point)
 
-        return jax.lax.map(of_fold, train)
+        return jax.lax.map(of_fold, weight)
 
-    full = _for_masks(model, curvature, np.ones((1, model.n_obs), bool), point)[0]
-    found = _for_folds(model, curvature, folds, point)
+    full = _for_weights(model, curvature, np.ones((1, model.n_obs)), point)[0]
+    found = _for_folds(model, curvature, folds, temper, point)
     finite = np.isfinite(found).all(axis=(1, 2))
     found = np.where(finite[:, None, None], found, full)
     symmetric = 0.5 * (found + np.swapaxes(found, 1, 2))
@@ -160,14 +183,14 @@ def _local_coordinates(
     exactly zero at a few draws.
     """
 
-    def silent(train: Bool[Array, "fold row"], points: Array) -> Array:
-        def of_fold(train: Array) -> Array:
+    def silent(weight: Float[Array, "fold row"], points: Array) -> Array:
+        def of_fold(weight: Array) -> Array:
             def log_likelihood(q: Array) -> Array:
-                return jnp.where(train, model.flat_log_likelihood(q), 0.0).sum()
+                return jnp.where(weight > 0, model.flat_log_likelihood(q), 0.0).sum()
 
             return jnp.all(jax.vmap(jax.grad(log_likelihood))(points) == 0.0, axis=0)
 
-        return jax.lax.map(of_fold, train)
+        return jax.lax.map(of_fold, weight)
 
     def prior_curvature(directions: Array, point: Array) -> Array:
         gradient = jax.grad(model.flat_log_prior)
@@ -175,24 +198,33 @@ def _local_coordinates(
         return jax.lax.map(second, directions)
 
     spread = np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)
-    local = _for_folds(model, silent, folds, fit.flat[spread])
+    local = _for_folds(model, silent, folds, np.zeros(len(folds)), fit.flat[spread])
     d, point = model.dimension, fit.centre()
     directions = np.resize(np.eye(d), (-(-d // lanes()) * lanes(), d))
     curvature = compiled(model, prior_curvature, directions, point)(directions, point)[:d]
     return local, np.where(np.isfinite(curvature), curvature, 0.0)
 
 
-def _for_folds(model: Model, function: Any, folds: Folds, shared: np.ndarray) -> np.ndarray:
-    """``function(training masks, shared)`` for all folds, some at a time."""
+def _for_folds(
+    model: Model,
+    function: Any,
+    folds: Folds,
+    temper: Float[np.ndarray, " fold"],
+    shared: np.ndarray,
+) -> np.ndarray:
+    """``function(row weights, shared)`` for all folds, some at a time."""
     found = []
-    for first in range(0, len(folds), _MASKS):
-        members = np.arange(first, min(first + _MASKS, len(folds)))
-        found.append(_for_masks(model, function, folds.train_mask(members), shared))
+    for first in range(0, len(folds), _AT_ONCE):
+        members = np.arange(first, min(first + _AT_ONCE, len(folds)))
+        weight = folds.train_mask(members).astype(float)
+        for row, k in enumerate(members):
+            weight[row, folds.test(k)] = temper[k]
+        found.append(_for_weights(model, function, weight, shared))
     return np.concatenate(found)
 
 
-def _for_masks(
-    model: Model, function: Any, train: Bool[np.ndarray, "fold row"], shared: np.ndarray
+def _for_weights(
+    model: Model, function: Any, weight: Float[np.ndarray, "fold row"], shared: np.ndarray
 ) -> np.ndarray:
-    padded = np.resize(train, (-(-_MASKS // lanes()) * lanes(), model.n_obs))
-    return compiled(model, function, padded, shared)(padded, shared)[: len(train)]
+    padded = np.resize(weight, (-(-_AT_ONCE // lanes()) * lanes(), model.n_obs))
+    return compiled(model, function, padded, shared)(padded, shared)[: len(weight)]

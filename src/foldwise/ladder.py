@@ -1,0 +1,198 @@
+"""Rungs between a fold's posterior and the full data's, where the two hardly overlap.
+
+A bridge is only as good as the overlap of the two posteriors it joins. A rung is the posterior
+with the fold's test rows weighed by t between 0 and 1; with l the likelihood of the test rows,
+neighbours at t < u differ by the factor l^(u - t), so
+
+    log r = sum over neighbours of log (Z_u / Z_t),
+
+each term a bridge of its own. Rungs are chosen from below: the next t is the one at which the
+draws at hand, weighed by l^(u - t), still have ``STEP_SHARE`` of their number in effective draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.special import expit
+
+from foldwise import bridge
+from foldwise.diagnostics import batch_means_variance
+from foldwise.tuning import rung_metric, start_positions
+
+if TYPE_CHECKING:
+    from foldwise.crossval import Run
+    from foldwise.progress import Progress
+    from foldwise.scores import Evidence
+
+# Folds with less overlap than this get rungs: twice the level below which errors are off.
+LEAST_OVERLAP = 20.0
+STEP_SHARE = 0.15
+MOST_RUNGS = 10
+# Rungs keep their draws whatever the memory, so online they are no more than this many a chain.
+MOST_ONLINE_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Log scores of the test rows at one rung of some folds."""
+
+    members: Int[np.ndarray, " member"]
+    temper: Float[np.ndarray, " member"]
+    scores: Float[np.ndarray, "member chain draw"]
+
+
+def climb(run: Run, members: Int[np.ndarray, " member"], bar: Progress) -> None:
+    """Sample the rungs of the folds ``members``, which overlap too little with the full data."""
+    evidence = run.evidence
+    bar.start(f"rungs for {members.size} folds")
+    temper = np.zeros(len(members))
+    if evidence.draws is None:
+        evidence.rungs.append(_sample_rung(run, members, temper, 0))
+        scores = evidence.rungs[0].scores
+    else:
+        scores = evidence.draws[members, ..., 0]
+    for number in range(1, MOST_RUNGS + 1):
+        far = _overlap_with_full(evidence, members, temper, scores) < LEAST_OVERLAP
+        if not far.any():
+            return
+        members, temper, scores = members[far], temper[far], scores[far]
+        temper = np.array([_next(t, ll) for t, ll in zip(temper, scores, strict=True)])
+        evidence.rungs.append(_sample_rung(run, members, temper, number))
+        scores = evidence.rungs[-1].scores
+
+
+def _sample_rung(
+    run: Run, members: Int[np.ndarray, " member"], temper: Float[np.ndarray, " member"], number: int
+) -> Rung:
+    """Log scores of chains at the given tempers; numbered so that their randomness is their own."""
+    settings, main = run.settings, run.sampler
+    folds = run.folds[members]
+    held_out = (1.0 - temper)[:, None] * run.evidence.full[members]
+    start = start_positions(
+        run.full_positions, held_out, folds, settings.chains, settings.seed + number
+    )
+    metric = rung_metric(run.model, run.folds, run.fit, main.metric, members, temper)
+    sampler = main.tempered(members, temper, metric, start, number + 1)
+    draws = run.evidence.n_draws
+    if settings.memory == "online":
+        draws = min(draws, MOST_ONLINE_DRAWS)
+    scores = np.empty((len(members), settings.chains, draws))
+    done = np.zeros(len(members), int)
+    for block, record, count in sampler.run(draws):
+        if count > 0:
+            values = record.scores[:, :, :, 0]
+            joint = values.sum(axis=-1) if sampler.by_row else values
+            scores[block, :, done[block[0]] : done[block[0]] + count] = joint
+            done[block] += count
+    return Rung(members, temper, scores)
+
+
+def _overlap_with_full(
+    evidence: Evidence,
+    members: Int[np.ndarray, " member"],
+    temper: Float[np.ndarray, " member"],
+    scores: Float[np.ndarray, "member chain draw"],
+) -> Float[np.ndarray, " member"]:
+    """Overlap of each rung with the full-data posterior."""
+    step = (1.0 - temper)[:, None]
+    low = step * scores.reshape(len(members), -1)
+    high = step * evidence.full[members]
+    eta = bridge.solve(low, high, float(np.log(low.shape[1] / high.shape[1])))[:, None]
+    return np.minimum(_carried(expit(low - eta)), _carried(expit(eta - high)))
+
+
+def _carried(terms: Float[np.ndarray, "member draw"]) -> Float[np.ndarray, " member"]:
+    """Number of draws that carry an average: (sum f)^2 / sum f^2."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num(terms.sum(axis=1) ** 2 / (terms**2).sum(axis=1))
+
+
+def _next(temper: float, scores: Float[np.ndarray, "chain draw"]) -> float:
+    """The temper at which the draws, weighed up to it, keep ``STEP_SHARE`` effective draws."""
+    ll = scores.ravel() - np.max(scores[np.isfinite(scores)])
+    wanted = STEP_SHARE * ll.size
+    low, high = 0.0, 1.0 - temper
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if _carried(np.exp(middle * ll)[None])[0] > wanted:
+            low = middle
+        else:
+            high = middle
+    return min(temper + max(low, 1e-6), 0.999)
+
+
+@dataclass
+class Climbed:
+    """A fold's score by way of its rungs.
+
+    ``own`` are the relative block means of the fold's stored draws, None online, where the fold's
+    draws are a rung like the others. ``rung_variance`` is what the rungs' draws add to the Monte
+    Carlo variance, ``correction`` the second-order bias, to be added. ``full_influence`` is what
+    each full-data draw did, to be subtracted. ``spread`` and ``noise`` are those of the lowest
+    level.
+    """
+
+    log_r: float
+    correction: float
+    own: Float[np.ndarray, "chain block"] | None
+    rung_variance: float
+    full_influence: Float[np.ndarray, " draw"]
+    overlap: float
+    spread: float
+    noise: float
+
+
+def climbed(evidence: Evidence, fold: int) -> Climbed:
+    """Score of a fold from its rungs."""
+    levels = _levels(evidence, fold)
+    length = evidence.sums.length
+    full_length = max(int(np.sqrt(levels[-1][1].shape[1])), 1)
+    lengths = [length] * (len(levels) - 1) + [full_length]
+    influence = [np.zeros_like(scores) for _, scores in levels]
+    log_r, correction, lap = 0.0, 0.0, np.inf
+    for i, ((t, below), (u, above)) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+        low, high = (u - t) * below, (u - t) * above
+        odds = float(np.log(low.size / high.size))
+        eta = bridge.solve(low.reshape(1, -1), high.reshape(1, -1), odds)[0]
+        f0, f1 = expit(low - eta), expit(eta - high)
+        log_r += eta + np.log(f0.mean()) - np.log(f1.mean())
+        lap = min(lap, _carried(f0.reshape(1, -1))[0], _carried(f1.reshape(1, -1))[0])
+        up, down = f0 / f0.mean() - 1.0, f1 / f1.mean() - 1.0
+        influence[i] += up
+        influence[i + 1] -= down
+        correction += 0.5 * _variance(up, lengths[i]) - 0.5 * _variance(down, lengths[i + 1])
+    stored = evidence.draws is not None
+    rungs = [_variance(series, length) for series in influence[int(stored) : -1]]
+    return Climbed(
+        log_r=float(log_r),
+        correction=correction,
+        own=1.0 + _block_means(influence[0], length) if stored else None,
+        rung_variance=sum(rungs),
+        full_influence=-influence[-1].ravel(),
+        overlap=float(lap),
+        spread=float(influence[0].var(ddof=1)),
+        noise=_variance(influence[0], length) * influence[0].size,
+    )
+
+
+def _levels(evidence: Evidence, fold: int) -> list[tuple[float, Float[np.ndarray, "chain draw"]]]:
+    """Temper and log scores of the fold, its rungs and the full data, in this order."""
+    levels = [] if evidence.draws is None else [(0.0, evidence.draws[fold, ..., 0])]
+    for rung in evidence.rungs:
+        where = np.flatnonzero(rung.members == fold)
+        if where.size:
+            levels.append((float(rung.temper[where[0]]), rung.scores[where[0]]))
+    return [*levels, (1.0, evidence.full[fold].reshape(evidence.full_chains, -1))]
+
+
+def _block_means(series: Float[np.ndarray, "chain draw"], length: int) -> np.ndarray:
+    blocks = series.shape[1] // length
+    return series[:, : blocks * length].reshape(series.shape[0], blocks, length).mean(axis=-1)
+
+
+def _variance(series: Float[np.ndarray, "chain draw"], length: int) -> float:
+    return float(batch_means_variance(_block_means(series, length), length, series.shape[1]))
