@@ -121,3 +121,20 @@ def blocked(h: int = 2) -> LinearProblem:
 def five_fold() -> LinearProblem:
     """The regression with random 5-fold cross-validation."""
     return regression(fw.k_fold(40, 5))
+
+
+def long_horizon() -> LinearProblem:
+    """The autoregression, three values ahead, so that a partner is three folds on."""
+    return autoregression(horizon=3, step=1)
+
+
+def many_groups() -> LinearProblem:
+    """Group means of 120 groups: too many parameters for a metric of each fold's own."""
+    rng = np.random.default_rng(5)
+    sizes = np.concatenate([[60, 40, 25], rng.integers(1, 6, 117)])
+    group = np.repeat(np.arange(120), sizes)
+    X = np.column_stack([np.ones(len(group)), 1.0 * (group[:, None] == np.arange(120))])
+    y = 0.3 + rng.normal(size=120)[group] + 0.7 * rng.normal(size=len(group))
+    prior = np.concatenate([[2.0], np.ones(120)])
+    folds = fw.leave_group_out(group)[:30]
+    return LinearProblem(X, y, 0.7, prior, folds, "many groups")

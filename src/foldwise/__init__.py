@@ -1,5 +1,6 @@
 """foldwise: brute-force cross-validation of Bayesian models, all folds at once."""
 
+from foldwise.compare import Comparison, compare
 from foldwise.crossval import cross_validate
 from foldwise.fit import Fit, fit
 from foldwise.folds import (
@@ -20,5 +21,6 @@ from foldwise.folds import (
 from foldwise.model import Model
 from foldwise.results import CVResult
 from foldwise.runtime import configure
+from foldwise.storage import load, merge
 
 configure()

@@ -40,7 +40,7 @@ class RunningSums:
     ``total``       sum of s - centre in each block
     ``square``      sum of (s - centre)^2 in each block
     ``largest``     the largest s of the fold
-    ``row_log_sum``, ``row_log_square`` the same for each test row (where recorded by row)
+    ``row_log_sum``, ``row_log_square``, ``row_largest`` the same for each test row (where recorded)
     ``grid``        sums of expit(sign (s - node)) in each block for each target and node, and
     ``grid_square`` of its squares over the chain: the bridge's fold side, online
     """
@@ -58,6 +58,7 @@ class RunningSums:
     row_start: Int[np.ndarray, " fold1"] | None = None
     row_log_sum: Float[np.ndarray, "row chain block"] | None = None
     row_log_square: Float[np.ndarray, "row chain"] | None = None
+    row_largest: Float[np.ndarray, "row tail"] | None = None
     nodes: Float[np.ndarray, "fold target node"] | None = None
     grid: Float[np.ndarray, "fold target chain block node"] | None = None
     grid_square: Float[np.ndarray, "fold target chain node"] | None = None
@@ -89,6 +90,7 @@ class RunningSums:
             sums.row_start = row_start
             sums.row_log_sum = np.full((int(row_start[-1]), chains, BLOCKS), -np.inf)
             sums.row_log_square = np.full((int(row_start[-1]), chains), -np.inf)
+            sums.row_largest = np.full((int(row_start[-1]), TAIL), -np.inf)
         if nodes is not None:
             targets, size = nodes.shape[1:]
             sums.nodes = nodes
@@ -105,6 +107,8 @@ class RunningSums:
         """Add consecutive draws of the folds ``members``, all of which have as many so far."""
         first, last = int(self.draws[members[0]]), int(self.draws[members[0]]) + scores.shape[2]
         self._update_tail(members, scores[..., 0])
+        if rows is not None:
+            _keep_largest(self.row_largest, self._rows_of(members), rows)
         if first == 0:
             with np.errstate(invalid="ignore"):
                 finite = np.where(np.isfinite(scores[..., 0]), scores[..., 0], np.nan)
@@ -128,8 +132,12 @@ class RunningSums:
         flat = scores.reshape(len(members), -1)
         self.not_finite[members] += (~np.isfinite(flat)).sum(axis=1)
         self.undefined[members] += (np.isnan(flat) | (flat == np.inf)).sum(axis=1)
-        both = np.concatenate([self.largest[members], np.nan_to_num(flat, nan=-np.inf)], axis=1)
-        self.largest[members] = np.partition(both, -TAIL, axis=1)[:, -TAIL:]
+        _keep_largest(self.largest, members, scores)
+
+    def _rows_of(self, members: Int[np.ndarray, " fold"]) -> slice:
+        """Test rows of the folds ``members``, which follow one another."""
+        assert self.row_start is not None
+        return slice(self.row_start[members[0]], self.row_start[members[-1] + 1])
 
     def _add(
         self,
@@ -145,8 +153,8 @@ class RunningSums:
             self.square[members, :, block] += (centred**2).sum(axis=2)
         _log_add(self.log_sum, (members, slice(None), block), own)
         _log_add(self.log_square, members, 2.0 * own)
-        if rows is not None and self.row_start is not None:
-            span = slice(self.row_start[members[0]], self.row_start[members[-1] + 1])
+        if rows is not None:
+            span = self._rows_of(members)
             _log_add(self.row_log_sum, (span, slice(None), block), rows)
             _log_add(self.row_log_square, span, 2.0 * rows)
         if self.grid is not None and self.grid_square is not None and self.nodes is not None:
@@ -169,9 +177,8 @@ class RunningSums:
         merge(self.log_sum, members, log=True)
         merge(self.total, members, log=False)
         merge(self.square, members, log=False)
-        if self.row_log_sum is not None and self.row_start is not None:
-            span = slice(self.row_start[members[0]], self.row_start[members[-1] + 1])
-            merge(self.row_log_sum, span, log=True)
+        if self.row_log_sum is not None:
+            merge(self.row_log_sum, self._rows_of(members), log=True)
         if self.grid is not None:
             merge(self.grid, members, log=False, axis=3)
 
@@ -199,3 +206,10 @@ def _log_add(array: Any, index: object, scores: np.ndarray) -> None:
     """Add the sum of exp(scores) over their last axis (draws) to exp(array[index]), in logs."""
     with np.errstate(invalid="ignore", divide="ignore"):
         array[index] = np.logaddexp(array[index], logsumexp(scores, axis=2))
+
+
+def _keep_largest(largest: Any, index: Any, scores: np.ndarray) -> None:
+    """Merge the scores of each line into the largest kept for it."""
+    flat = np.nan_to_num(scores.reshape(len(scores), -1), nan=-np.inf)
+    both = np.concatenate([largest[index], flat], axis=1)
+    largest[index] = np.partition(both, -TAIL, axis=1)[:, -TAIL:]

@@ -20,7 +20,7 @@ from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
 from foldwise.sampler import PILOTS, Sampler, Segment
 from foldwise.scores import ESTIMATORS, SCORES, Evidence, estimate
-from foldwise.tuning import FullData, full_data, metrics, pilot_positions, start_positions
+from foldwise.tuning import FullData, first_metrics, full_data, pilot_positions, start_positions
 
 MEMORIES = ("draws", "online")
 # Batch means need this many batches for an error worth the name.
@@ -272,15 +272,15 @@ def _prepare(
     by_row = "log_pointwise" in settings.scores and int(folds.n_test.max()) > 1
     partner, previous = _partners(folds, settings.estimator, by_row)
     bar.start("metrics of the folds")
-    metric, pilot_metric = metrics(model, folds, fit, PILOTS)
+    start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
+    pilots = pilot_positions(full, PILOTS, settings.chains, settings.seed)
     sampler = Sampler(
         model,
         folds,
         previous,
-        metric,
-        pilot_metric,
-        start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed),
-        pilot_positions(full, PILOTS, settings.chains, settings.seed),
+        *first_metrics(model, folds, fit, start, pilots),
+        start,
+        pilots,
         by_row,
         settings.warmup,
         settings.seed,

@@ -23,7 +23,7 @@ ADVICE = {
     "not finite": "log densities were NaN or infinite: check the likelihood at its extremes "
     "(overflow, log of zero, observations outside the support)",
     "stuck chain": "a chain did not move: reparameterise the model, or run a longer warm-up",
-    "chains disagree": "R-hat is above its benchmark: run a longer warm-up and more draws",
+    "chains disagree": "R-hat is above its limit: run a longer warm-up and more draws",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
     "bridge is not to be trusted: extend the run",
     "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
@@ -76,6 +76,7 @@ class Mixing:
 
     rhat: Float[np.ndarray, " fold"]
     benchmark: Float[np.ndarray, " replicate"]
+    draws: int
 
     @property
     def rhat_max(self) -> float:
@@ -85,12 +86,20 @@ class Mixing:
     @property
     def share_above(self) -> float:
         """Share of benchmark replicates at or above R-hat-max: small means not mixed."""
+        if np.isnan(self.rhat_max):
+            return np.nan
         return float(np.mean(self.benchmark >= self.rhat_max))
 
     @property
     def limit(self) -> float:
-        """99 % quantile of the benchmark: a fold above it has chains that disagree."""
-        return float(np.quantile(self.benchmark, 0.99))
+        """R-hat above which a fold's chains disagree: the 99 % quantile of the benchmark.
+
+        Where chains mix so slowly that shuffled blocks still differ, the benchmark grows with
+        them; so the limit is at most 1.1, or for short chains the R-hat of chain means that
+        scatter as if only one in 20 draws counted.
+        """
+        most = max(1.1, float(np.sqrt(1.0 + 20.0 / self.draws)))
+        return min(float(np.quantile(self.benchmark, 0.99)), most)
 
 
 def mixing(sums: RunningSums, seed: int) -> Mixing:
@@ -105,13 +114,12 @@ def mixing(sums: RunningSums, seed: int) -> Mixing:
     total, square = sums.total[..., : len(counts)], sums.square[..., : len(counts)]
     draws = int(counts.sum())
     by_fold = rhat(total.sum(axis=-1), square.sum(axis=-1), draws)
-    edges = np.linspace(0, len(counts), SHUFFLE_BLOCKS + 1).round().astype(int)[:-1]
-    edges = np.unique(edges)
+    edges = np.unique(np.arange(SHUFFLE_BLOCKS) * len(counts) // SHUFFLE_BLOCKS)
     position_total = np.add.reduceat(total, edges, axis=-1)
     position_square = np.add.reduceat(square, edges, axis=-1).sum(axis=-1)
     usable = np.isfinite(by_fold)
     benchmark = _shuffled_maxima(position_total[usable], position_square[usable], draws, seed)
-    return Mixing(by_fold, benchmark)
+    return Mixing(by_fold, benchmark, draws)
 
 
 def _shuffled_maxima(

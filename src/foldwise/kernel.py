@@ -80,9 +80,7 @@ def hmc_step(
     end, position, log_density, gradient, scores = _leapfrog(
         state, start, step, jnp.where(refresh, 1, n_steps), density, metric
     )
-    energy_error = (
-        log_density - _kinetic(metric, end) - state.log_density + _kinetic(metric, start)
-    )
+    energy_error = log_density - _kinetic(metric, end) - state.log_density + _kinetic(metric, start)
     energy_error = jnp.where(jnp.isnan(energy_error), -jnp.inf, energy_error)
     accepted = (log_uniform < energy_error) | refresh
     acceptance = jnp.exp(jnp.minimum(energy_error, 0.0))

@@ -21,7 +21,7 @@ from scipy.special import expit
 
 from foldwise import bridge
 from foldwise.diagnostics import batch_means_variance
-from foldwise.tuning import rung_metric, start_positions
+from foldwise.tuning import rung_metrics, start_positions
 
 if TYPE_CHECKING:
     from foldwise.crossval import Run
@@ -75,8 +75,10 @@ def _sample_rung(
     start = start_positions(
         run.full_positions, held_out, folds, settings.chains, settings.seed + number
     )
-    metric = rung_metric(run.model, run.folds, run.fit, main.metric, members, temper)
-    sampler = main.tempered(members, temper, metric, start, number + 1)
+    metric, refine = rung_metrics(
+        run.model, run.folds, run.fit, main.metric, members, temper, start
+    )
+    sampler = main.tempered(members, temper, metric, refine, start, number + 1)
     draws = run.evidence.n_draws
     if settings.memory == "online":
         draws = min(draws, MOST_ONLINE_DRAWS)

@@ -1,12 +1,12 @@
 """The metric of each fold: how far its posterior stretches in each direction.
 
-HMC is fast when its metric is the covariance of the posterior. The full-data draws give the
-covariance S of the full-data posterior; leaving rows out widens it. Two forms, by dimension:
+HMC is fast when its metric is the covariance of the posterior. Two forms, by dimension:
 
-* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own covariance, S corrected by the
-  curvature of the fold's log density (:func:`fold_metric`);
-* beyond, all folds share S, and only a fold's *local* coordinates, which none of its training rows
-  inform, are set apart with the scale of their prior (:func:`shared_metric`).
+* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own, the inverse of the curvature
+  of its log density where its chains are (:func:`fold_metric`);
+* beyond, all folds share the covariance S of the full-data draws, and only a fold's *local*
+  coordinates, which none of its training rows inform, are set apart with the scale of their prior
+  (:func:`shared_metric`).
 """
 
 from typing import NamedTuple
@@ -15,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-# A covariance per fold costs dimension^2 numbers a fold and, to find the curvature, as many
-# Hessian-vector products as there are parameters: at 100, a twentieth of a default run.
+# A metric per fold costs dimension^2 numbers a fold, and its curvature as many Hessian-vector
+# products as there are parameters at each of a few points: at 100, a quarter of a default run.
 FOLD_METRIC_DIMENSION = 100
+# Where many folds train on less than half of the rows, so that no shared metric fits them.
+FAR_METRIC_DIMENSION = 300
 # Beyond this a dense matrix times a vector costs more than most gradients.
 DENSE_DIMENSION = 500
-# Curvatures of a fold relative to the full data are kept in this range: a direction that the
-# training rows leave free may be this much wider (in variance) than under the full data.
-_RELATIVE_CURVATURE = (1e-6, 10.0)
+# Curvatures of a fold relative to the full data's precision are kept in this range. A direction
+# that the training rows leave free may be 1,000 times wider (in sd) than under the full data.
+_RELATIVE_CURVATURE = (1e-6, 1e2)
 
 
 class FoldMetric(NamedTuple):
@@ -123,28 +125,37 @@ def shrunk_covariance(
 
 
 def fold_metric(
-    covariance: Float[np.ndarray, "d d"],
-    full_hessian: Float[np.ndarray, "d d"],
-    hessians: Float[np.ndarray, "fold d d"],
+    covariance: Float[np.ndarray, "d d"], curvature: Float[np.ndarray, "fold d d"]
 ) -> FoldMetric:
-    """Covariance of each fold: that of the full data, corrected for what is left out.
+    """The inverse of each fold's curvature (minus the Hessian of its log density).
 
-    With S = L L' the full-data covariance and H0, H the curvatures (minus the Hessians) of the
-    log densities of the full data and of the fold at one point, the fold's covariance is
-    L R^-1 L', where R = G0^(-1/2) L' H L G0^(-1/2) and G0 = L' H0 L: the identity when nothing is
-    left out, and H^-1 when the posterior is normal, for then S = H0^-1. Eigenvalues of R that are
-    not positive, where the log density is not concave, enter by their absolute value, as in
-    SoftAbs (Betancourt 2013).
+    Where the log density is not concave, or hardly curved, the curvature is mended first. It is
+    written in coordinates in which the full-data covariance is the identity, where eigenvalues
+    are about one, smaller in directions that the rows left out had informed. These enter by
+    their absolute value, as in SoftAbs (Betancourt 2013), and within ``_RELATIVE_CURVATURE``.
     """
+    inverse, factor = np.empty_like(curvature), np.empty_like(curvature)
+    largest = np.diag(covariance) / _RELATIVE_CURVATURE[0]
+    for k, matrix in enumerate(curvature):
+        try:
+            factor[k] = np.linalg.cholesky(matrix)
+            inverse[k] = np.linalg.inv(matrix)
+            sound = bool(np.all(np.diag(inverse[k]) < largest))
+        except np.linalg.LinAlgError:
+            sound = False
+        if not sound:
+            inverse[k], factor[k] = _mended(covariance, matrix)
+    return FoldMetric(inverse, factor)
+
+
+def _mended(
+    covariance: Float[np.ndarray, "d d"], curvature: Float[np.ndarray, "d d"]
+) -> tuple[Float[np.ndarray, "d d"], Float[np.ndarray, "d d"]]:
     root = np.linalg.cholesky(covariance)
-    values, vectors = np.linalg.eigh(root.T @ full_hessian @ root)
-    values = np.maximum(np.abs(values), 1e-3)
-    whiten = root @ (vectors / np.sqrt(values)) @ vectors.T
-    curvature, directions = np.linalg.eigh(whiten.T @ hessians @ whiten)
-    spread = np.sqrt(np.clip(np.abs(curvature), *_RELATIVE_CURVATURE))[:, None, :]
+    values, directions = np.linalg.eigh(root.T @ curvature @ root)
+    spread = np.sqrt(np.clip(np.abs(values), *_RELATIVE_CURVATURE))
     wide = root @ (directions / spread)  # covariance = wide wide'
-    narrow = np.linalg.solve(root.T, directions * spread)  # its inverse = narrow narrow'
-    return FoldMetric(wide @ np.swapaxes(wide, 1, 2), narrow)
+    return wide @ wide.T, np.linalg.solve(root.T, directions * spread)
 
 
 def shared_metric(
@@ -162,8 +173,9 @@ def shared_metric(
     width = int(local.sum(axis=1).max()) if dense else 0
     listed = np.zeros((folds, width), np.int32)
     regression = np.zeros((folds, d, width))
-    factor = np.sqrt(1.0 / covariance)
-    if dense:
+    if not dense:
+        factor = np.sqrt(1.0 / covariance)
+    else:
         precision = np.linalg.inv(covariance)
         factor = np.linalg.cholesky(precision)
         for k in np.flatnonzero(local.any(axis=1)):

@@ -75,7 +75,9 @@ class Model:
 
     def __post_init__(self) -> None:
         if not isinstance(self.n_obs, (int, np.integer)) or self.n_obs < 2:
-            raise ValueError(f"n_obs must be a whole number of rows, at least 2; got {self.n_obs!r}")
+            raise ValueError(
+                f"n_obs must be a whole number of rows, at least 2; got {self.n_obs!r}"
+            )
         if not callable(self.log_prior):
             raise TypeError(f"log_prior must be a function of a position, got {self.log_prior!r}")
         if self.y is not None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from foldwise.model import Model
 
 
+# Rows of a fold whose tails are fitted for a score by row.
+_TAIL_ROWS = 5
+
+
 class FoldWarning(UserWarning):
     """Some folds' scores are not to be trusted."""
 
@@ -183,12 +187,11 @@ def summarise(run: Run) -> CVResult:
     """Scores, diagnostics and status of every fold from what a run has recorded."""
     evidence, folds, settings = run.evidence, run.folds, run.settings
     mixing = diagnostics.mixing(evidence.sums, settings.seed)
-    tail = diagnostics.pareto_k(evidence.sums.largest, evidence.chains * evidence.n_draws)
     stuck = diagnostics.chain_stuck(evidence.sums, run.moves)
     scores = {}
     for name in settings.scores:
         found = estimate(evidence, name, settings.estimator)
-        scores[name] = _score(run, found, mixing, tail, stuck)
+        scores[name] = _score(run, found, mixing, _tails(run, found), stuck)
     draws = None
     if evidence.draws is not None:
         draws = xr.DataArray(
@@ -204,6 +207,24 @@ def summarise(run: Run) -> CVResult:
     result = CVResult(scores, mixing, test, _info(run), draws, run)
     warn_of_flags(result, stacklevel=4)
     return result
+
+
+def _tails(run: Run, found: Estimate) -> np.ndarray:
+    """Pareto k of each fold: of its joint density, or the largest of some of its rows'.
+
+    For scores by row, the tails of the ``_TAIL_ROWS`` rows that vary most are fitted.
+    """
+    sums, folds = run.evidence.sums, run.folds
+    draws = run.evidence.chains * run.evidence.n_draws
+    if found.rows is None or found.row_spread is None or sums.row_largest is None:
+        return diagnostics.pareto_k(sums.largest, draws)
+    fold = np.repeat(np.arange(len(folds)), folds.n_test)
+    order = np.lexsort((-found.row_spread, fold))
+    rank = np.arange(len(fold)) - np.repeat(folds.test_start[:-1], folds.n_test)
+    chosen = order[rank < _TAIL_ROWS]
+    tails = np.full(len(folds), -np.inf)
+    np.fmax.at(tails, fold[chosen], diagnostics.pareto_k(sums.row_largest[chosen], draws))
+    return np.where(np.isfinite(tails), tails, np.nan)
 
 
 def _info(run: Run) -> dict[str, Any]:
@@ -223,6 +244,7 @@ def _info(run: Run) -> dict[str, Any]:
         "seed": settings.seed,
         "fit_seed": run.fit.seed,
         "fit_draws": evidence.full.shape[1],
+        "fit_chains": evidence.full_chains,
         "step_size": run.sampler.step_size,
         "seconds": dict(run.seconds),
     }
@@ -277,6 +299,7 @@ def _score(
             {
                 "elpd": ("test_row", found.rows),
                 "mcse": ("test_row", np.sqrt(found.row_variance)),
+                "p": ("test_row", evidence.full_rows - found.rows),
                 "weight": ("test_row", folds.test_weight),
                 "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
             },
@@ -293,17 +316,35 @@ def _score(
     )
 
 
-def units(score_folds: xr.Dataset, rows: xr.Dataset | None, used: np.ndarray) -> np.ndarray:
-    """Contributions to the total that the epistemic error is taken over: folds, or rows.
+def units(
+    table: xr.Dataset, rows: xr.Dataset | None, used: np.ndarray, name: str = "elpd"
+) -> np.ndarray:
+    """Contributions to a total that its epistemic error is taken over: folds, or rows.
 
-    A row tested several times contributes the weighted sum of its scores once.
+    A row tested several times contributes the weighted sum of its values once.
     """
     if rows is None:
-        return (score_folds["weight"] * score_folds["elpd"]).values[used]
-    keep = np.repeat(used, score_folds["n_test"].values)
-    value = (rows["weight"] * rows["elpd"]).values[keep]
+        return (table["weight"] * table[name]).values[used]
+    keep = np.repeat(used, table["n_test"].values)
+    value = (rows["weight"] * rows[name]).values[keep]
     _, inverse = np.unique(rows["row"].values[keep], return_inverse=True)
     return np.bincount(inverse, weights=value)
+
+
+def unit_repeats(table: xr.Dataset, rows: xr.Dataset | None, used: np.ndarray) -> float:
+    """How often each row is tested by the folds that are units; a unit that is a row counts once."""
+    if rows is not None or not used.any():
+        return 1.0
+    return float(1.0 / table["weight"].values[used].mean())
+
+
+def standard_error(parts: np.ndarray, repeats: float) -> float:
+    """Epistemic standard error of the sum of K parts: sqrt(K repeats) sd(parts, ddof=1).
+
+    Folds that weigh 1/repeats, because each row is tested that often, are no more independent
+    information than K / repeats folds.
+    """
+    return float(np.sqrt(len(parts) * repeats) * parts.std(ddof=1)) if len(parts) > 1 else np.nan
 
 
 def finish_score(
@@ -318,20 +359,15 @@ def finish_score(
     """Totals of a table by fold. Folds that are not a number stay in the table, not in the sum."""
     used = np.isfinite(table["elpd"].values)
     parts = units(table, rows, used)
-    weight = table["weight"].values[used]
-    p = float((weight * table["p"].values[used]).sum())
     with np.errstate(invalid="ignore", divide="ignore"):
         ess = draws * table["spread"].values[used].sum() / table["noise"].values[used].sum()
-    se = float(np.sqrt(len(parts)) * parts.std(ddof=1)) if len(parts) > 1 else np.nan
-    if rows is not None:
-        p = float(parts_of_p(table, rows, used))
     return Score(
         name=name,
         total=float(parts.sum()) if used.any() else np.nan,
-        se=se,
+        se=standard_error(parts, unit_repeats(table, rows, used)),
         mcse=float(np.sqrt(own_variance + full_variance)),
         ess=float(ess),
-        p=p,
+        p=float(units(table, rows, used, "p").sum()),
         left_out=int((~used).sum()),
         folds=table,
         rows=rows,
@@ -339,11 +375,6 @@ def finish_score(
         full_influence=full_influence,
         full_variance=full_variance,
     )
-
-
-def parts_of_p(table: xr.Dataset, rows: xr.Dataset, used: np.ndarray) -> float:
-    """Effective parameters of a score by row, each row weighed as in the total."""
-    return float((table["weight"].values * table["p"].values)[used].sum())
 
 
 def warn_of_flags(result: CVResult, stacklevel: int = 3) -> None:

@@ -5,7 +5,7 @@ them some iterations further; nothing else samples the folds. Warm-up, sampling,
 extensions are all calls of one compiled program.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import NamedTuple
 
@@ -36,6 +36,9 @@ PILOTS = 8
 TRAJECTORY = 0.5 * np.pi
 # Trajectory lengths vary by this share either way, so that no direction resonates.
 JITTER = 0.4
+
+
+Refine = Callable[[Int[np.ndarray, " fold"], Float[np.ndarray, "fold chain d"]], FoldMetric]
 
 
 class FoldData(NamedTuple):
@@ -185,6 +188,9 @@ class Sampler:
         test rows become the fold's second target.
     metric, pilot_metric
         Metric of every fold, and of the full data for ``PILOTS`` pilots.
+    refine
+        ``refine(members, positions)``: metric of some folds from their chains' positions, asked
+        half-way through warm-up; None to keep the first.
     start, pilot_start
         Starting positions of the folds' chains, and draws of the full-data posterior.
     by_row
@@ -201,6 +207,7 @@ class Sampler:
         previous: Int[np.ndarray, " fold"],
         metric: Metric,
         pilot_metric: Metric,
+        refine: Refine | None,
         start: Float[np.ndarray, "fold chain d"],
         pilot_start: Float[np.ndarray, "pilot chain d"],
         by_row: bool,
@@ -210,6 +217,7 @@ class Sampler:
     ):
         self.model, self.folds, self.previous = model, folds, previous
         self.metric, self.pilot_metric, self.pilot_start = metric, pilot_metric, pilot_start
+        self.refine = refine
         self.by_row, self.warmup, self.seed, self.precision = by_row, warmup, seed, precision
         self.position = np.array(start, precision)
         self.step_size = 1.0
@@ -224,6 +232,7 @@ class Sampler:
         twin = copy(self)
         twin.position = self.position.copy()
         twin.steps = StepSize(*(part.copy() for part in self.steps))
+        twin.metric = jax.tree.map(np.copy, self.metric)
         return twin
 
     def tempered(
@@ -231,13 +240,15 @@ class Sampler:
         members: Int[np.ndarray, " member"],
         temper: Float[np.ndarray, " member"],
         metric: Metric,
+        refine: Refine | None,
         start: Float[np.ndarray, "member chain d"],
         rung: int,
     ) -> "Sampler":
         """A sampler of the same program for rungs of some folds, with chains of their own."""
         twin = copy(self)
         twin.folds, twin.previous = self.folds[members], np.full(len(members), -1)
-        twin.metric, twin.temper, twin.rung, twin.done = metric, temper, rung, 0
+        twin.metric, twin.refine, twin.temper = metric, refine, temper
+        twin.rung, twin.done = rung, 0
         twin.position = np.array(start, self.precision)
         twin.steps = _same_steps(self.step_size, len(members), self.precision)
         return twin
@@ -285,8 +296,12 @@ class Sampler:
     ) -> Iterator[tuple[Int[np.ndarray, " fold"], Segment, int]]:
         padded = np.resize(members, self.block)
         state, data = self._state(padded), self._data(padded)
+        half = self.warmup // 2
         while first < last:
-            end = self.warmup if first < self.warmup else last
+            if first == half and self.refine is not None:
+                self._refine(members, state.position[: len(members)])
+                data = data._replace(metric=_metric_of(self.metric, padded, self.precision))
+            end = next(stop for stop in (half, self.warmup, last) if first < stop)
             count = min(SEGMENT, end - first)
             state, record = program((state, data), self._shared(first, count))
             record = Segment(*(part[: len(members)] for part in record))
@@ -296,6 +311,13 @@ class Sampler:
         self.position[members] = state.position[: len(members)]
         for mine, theirs in zip(self.steps, state.step_size, strict=True):
             mine[members] = theirs[: len(members)]
+
+    def _refine(
+        self, members: Int[np.ndarray, " fold"], position: Float[np.ndarray, "fold chain d"]
+    ) -> None:
+        assert self.refine is not None and isinstance(self.metric, FoldMetric)
+        for mine, new in zip(self.metric, self.refine(members, position), strict=True):
+            mine[members] = new
 
     def _shared(self, first: int, draws: int) -> Shared:
         n_steps = np.ones(SEGMENT, np.int32)

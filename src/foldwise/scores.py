@@ -14,8 +14,6 @@ from foldwise.ladder import Rung, climbed
 
 SCORES = ("log", "log_pointwise")
 ESTIMATORS = ("auto", "mean", "bridge")
-# Rows of a fold whose tails are fitted for a score by row: those that vary most.
-_TAIL_ROWS = 5
 
 
 @dataclass
@@ -74,7 +72,7 @@ class Estimate:
     weight: Float[np.ndarray, " fold"]
     rows: Float[np.ndarray, " row"] | None = None
     row_variance: Float[np.ndarray, " row"] | None = None
-    row_weight: Float[np.ndarray, " row"] | None = None
+    row_spread: Float[np.ndarray, " row"] | None = None
 
     @property
     def total_variance(self) -> float:
@@ -128,7 +126,9 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     correction = 0.5 * own_variance - 0.5 * partner_variance
     rung_variance = np.zeros(folds)
     noise = own_variance * evidence.chains * evidence.n_draws
-    for k in np.unique(np.concatenate([[], *(rung.members for rung in evidence.rungs)])).astype(int):
+    for k in np.unique(np.concatenate([[], *(rung.members for rung in evidence.rungs)])).astype(
+        int
+    ):
         way = climbed(evidence, k)
         log_r[k], correction[k], lap[k], bridged[k] = way.log_r, way.correction, way.overlap, True
         own[k] = 1.0 if way.own is None else way.own
@@ -298,7 +298,9 @@ def _fold_side(
         value = np.exp(log_expit(sign * (evidence.draws[members, ..., target] - nodes[..., None])))
         mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
         whole = value[..., : sums.full_blocks * sums.length]
-        blocks = whole.reshape(*whole.shape[:2], sums.full_blocks, sums.length).mean(axis=-1)[:, None]
+        blocks = whole.reshape(*whole.shape[:2], sums.full_blocks, sums.length).mean(axis=-1)[
+            :, None
+        ]
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.where(mean[..., None, None] > 0, blocks / mean[..., None, None], 1.0)
         lap = np.where(square > 0, (mean * count) ** 2 / square, 0.0)
@@ -414,5 +416,5 @@ def _by_row(evidence: Evidence) -> Estimate:
         weight=np.where(np.isfinite(elpd), folds.fold_weight, 0.0),
         rows=rows,
         row_variance=row_variance,
-        row_weight=row_weight,
+        row_spread=row_spread,
     )

@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 from foldwise.fit import Fit, evaluate_rows
 from foldwise.folds import Folds
 from foldwise.metric import (
+    FAR_METRIC_DIMENSION,
     FOLD_METRIC_DIMENSION,
     FoldMetric,
     LocalCoordinates,
@@ -23,6 +24,7 @@ from foldwise.metric import (
 )
 from foldwise.model import Model
 from foldwise.runtime import compiled, lanes
+from foldwise.sampler import Refine
 
 # Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
 _FULL_VALUES = 2**27
@@ -30,6 +32,8 @@ _FULL_VALUES = 2**27
 _METRIC_VALUES = 2**26
 # Draws at which a coordinate must have no gradient to count as local.
 _LOCAL_DRAWS = 3
+# Chains at whose positions a fold's curvature is averaged; two in more dimensions.
+POINTS, MANY_POINTS_DIMENSION = 4, 50
 # Folds whose curvature is computed in one call.
 _AT_ONCE = 32
 
@@ -50,11 +54,16 @@ class FullData:
     rows: Float[np.ndarray, " row"]
 
 
+def partner_draws(fit: Fit, folds: int) -> Float[np.ndarray, "draw d"]:
+    """The full-data draws used by the folds, thinned if there are very many of both."""
+    chains, draws, d = fit.positions.shape
+    thin = max(1, -(-chains * draws * folds // _FULL_VALUES))
+    return fit.positions[:, ::thin].reshape(-1, d)
+
+
 def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
     """Evaluate every fold's left-out rows at the full-data draws."""
-    chains, draws, d = fit.positions.shape
-    thin = max(1, -(-chains * draws * len(folds) // _FULL_VALUES))
-    positions = fit.positions[:, ::thin].reshape(-1, d)
+    positions = partner_draws(fit, len(folds))
     joint = np.empty((len(folds), len(positions)))
     complete = bool(np.all(folds.n_train + folds.n_test == folds.n))
     held_out = joint if complete else np.empty_like(joint)
@@ -68,7 +77,7 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
         log_sum = np.logaddexp(log_sum, logsumexp(rows, axis=0))
         done += len(rows)
     log_mean = log_sum - np.log(len(positions))
-    return FullData(positions, chains, joint, held_out, log_mean[folds.test_rows])
+    return FullData(positions, len(fit.positions), joint, held_out, log_mean[folds.test_rows])
 
 
 def _outside_training(rows: Float[np.ndarray, "draw row"], folds: Folds) -> np.ndarray:
@@ -113,65 +122,124 @@ def pilot_positions(
     return full.positions[rng.choice(len(full.positions), (pilots, chains))]
 
 
-def metrics(model: Model, folds: Folds, fit: Fit, pilots: int) -> tuple[Metric, Metric]:
-    """The metric of every fold, and that of the full data repeated for the pilots."""
-    d = model.dimension
-    if d <= FOLD_METRIC_DIMENSION and len(folds) * d * d <= _METRIC_VALUES:
-        full_hessian, hessians = _curvatures(model, folds, np.zeros(len(folds)), fit.centre())
-        own = fold_metric(fit.covariance, full_hessian, hessians)
-        pilot = fold_metric(fit.covariance, full_hessian, full_hessian[None])
-        return own, FoldMetric(*(np.repeat(part, pilots, axis=0) for part in pilot))
-    local, curvature = _local_coordinates(model, folds, fit)
-    shared = shared_metric(fit.covariance, local, curvature)
-    regression = np.zeros((pilots, *shared.folds.regression.shape[1:]))
-    nothing = LocalCoordinates(
-        np.zeros((pilots, d), bool),
-        np.ones((pilots, d)),
-        np.zeros((pilots, regression.shape[2]), np.int32),
-        regression,
-    )
-    return shared, SharedMetric(shared.covariance, shared.factor, nothing)
+def first_metrics(
+    model: Model,
+    folds: Folds,
+    fit: Fit,
+    start: Float[np.ndarray, "fold chain d"],
+    pilots: Float[np.ndarray, "pilot chain d"],
+) -> tuple[Metric, Metric, Refine | None]:
+    """Metric of every fold at its start, of the pilots, and how to refine the folds' later."""
+    if not fold_metrics_fit(model, folds):
+        shared = local_metric(model, folds, fit)
+        return shared, nothing_local(shared, len(pilots)), None
+    S = fit.covariance
+    own = curvature_metric(model, folds, S, start)
+    return own, curvature_metric(model, None, S, pilots), refiner(model, folds, S, None)
 
 
-def rung_metric(
+def refiner(
+    model: Model,
+    folds: Folds,
+    covariance: Float[np.ndarray, "d d"],
+    temper: Float[np.ndarray, " fold"] | None,
+) -> Refine:
+    """How to recompute the metric of some folds from their chains' positions."""
+
+    def refine(members: Int[np.ndarray, " member"], positions: np.ndarray) -> FoldMetric:
+        part = None if temper is None else temper[members]
+        return curvature_metric(model, folds[members], covariance, positions, part)
+
+    return refine
+
+
+def rung_metrics(
     model: Model,
     folds: Folds,
     fit: Fit,
     metric: Metric,
     members: Int[np.ndarray, " member"],
     temper: Float[np.ndarray, " member"],
-) -> Metric:
-    """The metric of rungs of the folds ``members``, whose test rows weigh ``temper``."""
+    start: Float[np.ndarray, "member chain d"],
+) -> tuple[Metric, Refine | None]:
+    """Metric of rungs of the folds ``members``, and how to refine it."""
     if isinstance(metric, SharedMetric):
-        return tempered_metric(metric, members, temper)
-    full_hessian, hessians = _curvatures(model, folds[members], temper, fit.centre())
-    return fold_metric(fit.covariance, full_hessian, hessians)
+        return tempered_metric(metric, members, temper), None
+    first = curvature_metric(model, folds[members], fit.covariance, start, temper)
+    return first, refiner(model, folds[members], fit.covariance, temper)
 
 
-def _curvatures(
+def fold_metrics_fit(model: Model, folds: Folds) -> bool:
+    """Whether each fold gets a metric of its own: few parameters, or folds far from the full data.
+
+    Folds that train on less than half of the rows (early leave-future-out folds) are far.
+    """
+    d = model.dimension
+    far = np.mean(folds.n_train < 0.5 * folds.n) > 0.1
+    limit = FAR_METRIC_DIMENSION if far else FOLD_METRIC_DIMENSION
+    return d <= limit and len(folds) * d * d <= _METRIC_VALUES
+
+
+def curvature_metric(
     model: Model,
-    folds: Folds,
-    temper: Float[np.ndarray, " fold"],
-    point: Float[np.ndarray, " d"],
-) -> tuple[Float[np.ndarray, "d d"], Float[np.ndarray, "fold d d"]]:
-    """Minus the Hessian of the log density at ``point``: of the full data, and of each fold."""
+    folds: Folds | None,
+    covariance: Float[np.ndarray, "d d"],
+    positions: Float[np.ndarray, "fold chain d"],
+    temper: Float[np.ndarray, " fold"] | None = None,
+) -> FoldMetric:
+    """Metric of each fold: the inverse of its mean curvature at some of its chains' positions.
 
-    def curvature(weight: Float[Array, "fold row"], point: Array) -> Array:
-        def of_fold(weight: Array) -> Array:
+    ``temper`` weighs each fold's test rows (0 unless given); without folds it is the full data's.
+    """
+    points = POINTS if model.dimension <= MANY_POINTS_DIMENSION else 2
+    positions = np.resize(np.swapaxes(positions, 0, 1), (points, *positions[:, 0].shape))
+    weight = np.ones((len(positions[0]), model.n_obs)) if folds is None else None
+    found = []
+    for first in range(0, len(positions[0]), _AT_ONCE):
+        members = np.arange(first, min(first + _AT_ONCE, len(positions[0])))
+        rows = weight[members] if folds is None else _row_weights(folds, members, temper)
+        part = np.swapaxes(positions[:, members], 0, 1)
+        found.append(_batched(model, _curvature(model), (rows, part), ()))
+    curvature = np.concatenate(found)
+    curvature = 0.5 * (curvature + np.swapaxes(curvature, 1, 2))
+    bad = ~np.isfinite(curvature).all(axis=(1, 2))
+    if bad.any():
+        curvature[bad] = np.linalg.inv(covariance)
+    return fold_metric(covariance, curvature)
+
+
+def _curvature(model: Model) -> Any:
+    def curvature(folds: tuple[Array, Array], _: tuple[()]) -> Array:
+        def of_fold(fold: tuple[Array, Array]) -> Array:
+            weight, points = fold
+
             def log_density(q: Array) -> Array:
                 rows = jnp.where(weight > 0, weight * model.flat_log_likelihood(q), 0.0)
                 return model.flat_log_prior(q) + rows.sum()
 
-            return -jax.hessian(log_density)(point)
+            return -jax.lax.map(jax.hessian(log_density), points).mean(axis=0)
 
-        return jax.lax.map(of_fold, weight)
+        return jax.lax.map(of_fold, folds)
 
-    full = _for_weights(model, curvature, np.ones((1, model.n_obs)), point)[0]
-    found = _for_folds(model, curvature, folds, temper, point)
-    finite = np.isfinite(found).all(axis=(1, 2))
-    found = np.where(finite[:, None, None], found, full)
-    symmetric = 0.5 * (found + np.swapaxes(found, 1, 2))
-    return 0.5 * (full + full.T), symmetric
+    return curvature
+
+
+def local_metric(model: Model, folds: Folds, fit: Fit) -> SharedMetric:
+    """The full-data covariance for all folds, except in each fold's local coordinates."""
+    local, curvature = _local_coordinates(model, folds, fit)
+    return shared_metric(fit.covariance, local, curvature)
+
+
+def nothing_local(metric: SharedMetric, copies: int) -> SharedMetric:
+    """The shared metric for ``copies`` of the full-data posterior."""
+    d, width = metric.folds.regression.shape[1:]
+    nothing = LocalCoordinates(
+        np.zeros((copies, d), bool),
+        np.ones((copies, d)),
+        np.zeros((copies, width), np.int32),
+        np.zeros((copies, d, width)),
+    )
+    return metric._replace(folds=nothing)
 
 
 def _local_coordinates(
@@ -198,33 +266,34 @@ def _local_coordinates(
         return jax.lax.map(second, directions)
 
     spread = np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)
-    local = _for_folds(model, silent, folds, np.zeros(len(folds)), fit.flat[spread])
+    points = fit.flat[spread]
+    found = []
+    for first in range(0, len(folds), _AT_ONCE):
+        members = np.arange(first, min(first + _AT_ONCE, len(folds)))
+        found.append(_batched(model, silent, _row_weights(folds, members, None), points))
+    local = np.concatenate(found)
     d, point = model.dimension, fit.centre()
     directions = np.resize(np.eye(d), (-(-d // lanes()) * lanes(), d))
     curvature = compiled(model, prior_curvature, directions, point)(directions, point)[:d]
     return local, np.where(np.isfinite(curvature), curvature, 0.0)
 
 
-def _for_folds(
-    model: Model,
-    function: Any,
+def _row_weights(
     folds: Folds,
-    temper: Float[np.ndarray, " fold"],
-    shared: np.ndarray,
-) -> np.ndarray:
-    """``function(row weights, shared)`` for all folds, some at a time."""
-    found = []
-    for first in range(0, len(folds), _AT_ONCE):
-        members = np.arange(first, min(first + _AT_ONCE, len(folds)))
-        weight = folds.train_mask(members).astype(float)
+    members: Int[np.ndarray, " member"],
+    temper: Float[np.ndarray, " fold"] | None,
+) -> Float[np.ndarray, "member row"]:
+    """Weight of each row in some folds' densities: 1 in training, ``temper`` in testing."""
+    weight = folds.train_mask(members).astype(float)
+    if temper is not None:
         for row, k in enumerate(members):
             weight[row, folds.test(k)] = temper[k]
-        found.append(_for_weights(model, function, weight, shared))
-    return np.concatenate(found)
+    return weight
 
 
-def _for_weights(
-    model: Model, function: Any, weight: Float[np.ndarray, "fold row"], shared: np.ndarray
-) -> np.ndarray:
-    padded = np.resize(weight, (-(-_AT_ONCE // lanes()) * lanes(), model.n_obs))
-    return compiled(model, function, padded, shared)(padded, shared)[: len(weight)]
+def _batched(model: Model, function: Any, sharded: Any, shared: Any) -> np.ndarray:
+    """``function`` of up to ``_AT_ONCE`` folds, padded so that one program serves all calls."""
+    count = len(jax.tree.leaves(sharded)[0])
+    size = -(-_AT_ONCE // lanes()) * lanes()
+    padded = jax.tree.map(lambda a: np.resize(a, (size, *a.shape[1:])), sharded)
+    return compiled(model, function, padded, shared)(padded, shared)[:count]

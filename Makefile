@@ -1,0 +1,39 @@
+# On a machine with Python 3.11 or later and make, each target installs what it needs into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types format bench clean
+
+demo: .venv/installed
+	$(BIN)/python -m foldwise.studies.toy
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed-dev
+	$(BIN)/mypy
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed-dev
+	$(BIN)/python bench/calibration.py
+	$(BIN)/python bench/engine.py
+
+clean:
+	rm -rf .venv build dist
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'foldwise needs Python 3.11 or later, got ' + sys.version)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@

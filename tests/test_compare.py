@@ -1,0 +1,764 @@
+"""Comparisons against hand calculation, closed forms and brute force; refusals; printed text."""
+
+import importlib
+import math
+import os
+import tracemalloc
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import problems
+import pytest
+import xarray as xr
+from scipy.optimize import minimize
+from scipy.special import logsumexp, softmax
+
+import foldwise as fw
+from foldwise.compare import (
+    REPLICATES,
+    Pair,
+    SeedWarning,
+    bayesian_bootstrap,
+    compare,
+    probability,
+    stacking_weights,
+)
+from foldwise.diagnostics import Mixing
+from foldwise.results import CVResult, FoldWarning, finish_score
+
+SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
+# the package may export the function under the module's name
+module = importlib.import_module("foldwise.compare")
+pytestmark = pytest.mark.filterwarnings("error")
+
+# Paired differences 0.5, 0.5, -0.5, 2.5: sum 3, sample variance 4.75 / 3.
+A = [-1.0, -2.0, -3.0, -4.0]
+B = [-1.5, -2.5, -2.5, -6.5]
+
+
+def make(
+    elpd,
+    *,
+    mcse=0.1,
+    p=0.25,
+    weight=None,
+    names=None,
+    test=None,
+    row_elpd=None,
+    row_weight=None,
+    y=None,
+    index=None,
+    spread=1.0,
+    noise=2.0,
+    status="fine",
+    rhat=1.01,
+    benchmark=(1.0, 1.02, 1.04, 1.06),
+    score="log",
+    more_scores=(),
+    **info,
+) -> CVResult:
+    """A result by hand. ``test`` lists each fold's test rows; ``row_elpd`` makes it by row."""
+    k = len(elpd)
+    test = [[i] for i in range(k)] if test is None else test
+    start = np.concatenate([[0], np.cumsum([len(rows) for rows in test])])
+    flat = np.concatenate(test).astype(int)
+    names = np.arange(k) if names is None else np.asarray(names)
+
+    def full(value, dtype=float):
+        return ("fold", np.array(np.broadcast_to(value, k), dtype=dtype))
+
+    table = xr.Dataset(
+        {
+            "elpd": full(elpd),
+            "mcse": full(mcse),
+            "p": full(p),
+            "weight": full(1.0 if weight is None else weight),
+            "n_test": ("fold", np.diff(start)),
+            "spread": full(spread),
+            "noise": full(noise),
+            "acceptance": full(0.84),
+            "divergences": full(0, int),
+            "estimator": full("bridge", object),
+            "status": full(status, object),
+        },
+        coords={"fold": names},
+    )
+    rows = None
+    if row_elpd is not None:
+        weights = np.ones(len(flat)) if row_weight is None else np.asarray(row_weight)
+        rows = xr.Dataset(
+            {"elpd": ("test_row", np.asarray(row_elpd)), "weight": ("test_row", weights)},
+            coords={"row": ("test_row", flat)},
+        )
+    used = np.isfinite(table["elpd"].values)
+    variance = float(((table["weight"] * table["mcse"]).values[used] ** 2).sum())
+    settings = {"model": "", "scheme": "by hand", "n_obs": 50, "chains": 4, "draws": 100, **info}
+    count = settings["chains"] * settings["draws"]
+    scores = {
+        name: finish_score(name, table, rows, count, variance, np.zeros(0), 0.0)
+        for name in (score, *more_scores)
+    }
+    by_fold = np.broadcast_to(np.asarray(rhat, float), k)
+    mixing = Mixing(by_fold, np.asarray(benchmark, float), draws=settings["draws"])
+    found = {"start": start, "rows": flat, "index": np.arange(k) if index is None else index}
+    if y is not None:
+        found["y"] = np.asarray(y)
+    return CVResult(scores, mixing, found, settings)
+
+
+def normal_cdf(z):
+    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+
+
+# ---------------------------------------------------------------- a pair
+
+
+def test_pair_by_hand():
+    found = compare({"a": make(A, mcse=[0.1, 0.2, 0.3, 0.4]), "b": make(B, mcse=0.5)})
+    se = math.sqrt(4 * 4.75 / 3)
+    assert found.diff == pytest.approx(3.0)
+    assert found.se == pytest.approx(se)
+    assert found.mcse == pytest.approx(math.sqrt(0.3 + 4 * 0.25))
+    assert found.prob == pytest.approx(normal_cdf(3.0 / se))
+    assert found.score == "log" and found.unit == "fold" and found.left_out == 0
+
+
+def test_pair_follows_the_order_given_and_the_table_the_score():
+    found = compare({"b": make(B), "a": make(A)})
+    assert found.diff == pytest.approx(-3.0)
+    assert found.prob == pytest.approx(1.0 - normal_cdf(3.0 / math.sqrt(4 * 4.75 / 3)))
+    assert list(found.table.index) == ["a", "b"]
+    assert found.names == ["b", "a"]
+    forward, back = found.pair("a", "b"), found.pair("b", "a")
+    assert isinstance(forward, Pair)
+    assert forward.diff == -back.diff == pytest.approx(3.0)
+    assert forward.prob_bootstrap + back.prob_bootstrap == pytest.approx(1.0)
+    assert back.prob_bootstrap == found.prob_bootstrap < 0.5
+
+
+def test_two_line_table_by_hand():
+    table = compare({"b": make(B, mcse=0.3, p=1.0), "a": make(A, mcse=0.2)}).table
+    se = math.sqrt(4 * 4.75 / 3)
+    assert list(table.columns) == [
+        "rank",
+        "elpd",
+        "elpd_diff",
+        "se_diff",
+        "mcse_diff",
+        "prob_worse",
+        "prob_worse_bootstrap",
+        "stacking",
+        "pseudo_bma",
+        "pseudo_bma_plus",
+        "p",
+        "se",
+        "mcse",
+    ]
+    best, other = table.loc["a"], table.loc["b"]
+    assert best[["rank", "elpd", "elpd_diff", "se_diff", "mcse_diff"]].tolist() == [1, -10, 0, 0, 0]
+    assert np.isnan(best["prob_worse"]) and np.isnan(best["prob_worse_bootstrap"])
+    assert other["rank"] == 2 and other["elpd"] == -13 and other["elpd_diff"] == pytest.approx(-3)
+    assert other["se_diff"] == pytest.approx(se)
+    assert other["mcse_diff"] == pytest.approx(math.sqrt(4 * 0.09 + 4 * 0.04))
+    assert other["prob_worse"] == pytest.approx(normal_cdf(3 / se))
+    assert best["p"] == pytest.approx(1.0) and other["p"] == pytest.approx(4.0)
+    assert best["se"] == pytest.approx(math.sqrt(4 * 5 / 3))
+    assert best["mcse"] == pytest.approx(0.4) and other["mcse"] == pytest.approx(0.6)
+
+
+def test_folds_of_a_pair():
+    folds = compare({"a": make(A, mcse=0.3), "b": make(B, mcse=0.4)}).folds
+    np.testing.assert_allclose(folds["elpd"].sel(model="b"), B)
+    np.testing.assert_allclose(folds["diff"], [0.5, 0.5, -0.5, 2.5])
+    np.testing.assert_allclose(folds["mcse"], 0.5)
+    assert folds["elpd"].dims == ("model", "fold")
+
+
+def test_fold_weights_count():
+    half = np.array([0.5, 0.5, 1.0, 1.0])
+    found = compare({"a": make(A, weight=half), "b": make(B, weight=half)})
+    assert found.diff == pytest.approx(0.25 + 0.25 - 0.5 + 2.5)
+
+
+def test_models_that_never_differ():
+    found = compare({"a": make(A, seed=1), "b": make(A, seed=2)})
+    assert (found.diff, found.se, found.prob, found.prob_bootstrap) == (0.0, 0.0, 0.5, 0.5)
+    assert "a and b have the same score" in str(found)
+
+
+def test_a_constant_difference_is_certain():
+    assert probability(2.0, 0.0) == 1.0 and probability(-2.0, 0.0) == 0.0
+    assert math.isnan(probability(2.0, math.nan))
+
+
+def test_one_fold_has_a_difference_but_no_error():
+    found = compare({"a": make([-1.0]), "b": make([-2.0])})
+    assert found.diff == 1.0 and math.isnan(found.se) and math.isnan(found.prob)
+    assert "n/a" in str(found)
+
+
+# ---------------------------------------------------------------- Bayesian bootstrap
+
+
+def test_bootstrap_of_two_units_in_closed_form():
+    # w 3 - (1 - w) 1 > 0 where w > 1/4, and w is uniform
+    found = compare({"a": make([2.0, -2.0]), "b": make([-1.0, -1.0])})
+    error = math.sqrt(0.75 * 0.25 / REPLICATES)
+    assert found.prob_bootstrap == pytest.approx(0.75, abs=4 * error)
+    assert found.table["prob_worse_bootstrap"]["b"] == found.prob_bootstrap
+
+
+def test_bootstrap_against_brute_force():
+    delta = np.array([0.5, 0.5, -0.5, 2.5, -3.0])
+    weight = np.random.default_rng(SEED + 1).dirichlet(np.ones(5), size=200_000)
+    exact = np.mean(weight @ delta > 0)
+    found = compare({"a": make(delta), "b": make(np.zeros(5))})
+    assert found.prob_bootstrap == pytest.approx(exact, abs=4 * math.sqrt(0.25 / REPLICATES))
+    means = bayesian_bootstrap(delta[:, None])[:, 0]
+    assert means.shape == (REPLICATES,)
+    sd = np.sqrt(delta.var() / 6)  # of a Dirichlet-weighted mean of five
+    assert means.mean() == pytest.approx(delta.mean(), abs=4 * sd / math.sqrt(REPLICATES))
+    assert means.std() == pytest.approx(sd, rel=0.06)
+
+
+def test_bootstrap_is_the_same_every_time_and_for_any_chunk(monkeypatch):
+    values = np.random.default_rng(SEED).normal(size=(7, 2))
+    whole = bayesian_bootstrap(values)
+    np.testing.assert_array_equal(whole, bayesian_bootstrap(values))
+    monkeypatch.setattr(module, "_CHUNK", 50)
+    np.testing.assert_allclose(bayesian_bootstrap(values), whole, rtol=1e-12, atol=1e-14)
+
+
+def test_bootstrap_of_many_units_takes_little_memory(monkeypatch):
+    monkeypatch.setattr(module, "REPLICATES", 400)  # 64 MB at once
+    values = np.zeros((20_000, 1))
+    tracemalloc.start()
+    bayesian_bootstrap(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+# ---------------------------------------------------------------- weights
+
+
+def by_slsqp(log_density):
+    """Stacking weights by a general optimiser."""
+    models = log_density.shape[1]
+    best = minimize(
+        lambda w: -logsumexp(log_density, axis=1, b=np.abs(w)).mean(),
+        np.full(models, 1 / models),
+        bounds=[(0, 1)] * models,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-13, "maxiter": 500},
+    )
+    return best.x
+
+
+def test_stacking_against_slsqp():
+    log_density = np.random.default_rng(SEED + 3).normal(size=(60, 3))
+    found = stacking_weights(log_density)
+    np.testing.assert_allclose(found, by_slsqp(log_density), atol=5e-4)
+    assert found.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 100.0])
+@pytest.mark.parametrize("models", [2, 20])
+def test_stacking_reaches_its_gap(scale, models):
+    log_density = scale * np.random.default_rng(SEED + 4).normal(size=(200, models))
+    weight = stacking_weights(log_density)
+    log_mixture = logsumexp(log_density, axis=1, b=weight)
+    gain = np.exp(log_density - log_mixture[:, None]).mean(axis=0)
+    assert gain.max() - 1 <= 1.1e-6
+    assert weight.min() >= 0 and weight.sum() == pytest.approx(1.0)
+
+
+def test_stacking_weighs_exclusive_models_by_their_share():
+    log_density = np.full((10, 2), -2000.0)
+    log_density[:3, 0] += 1000.0
+    log_density[3:, 1] += 1000.0
+    np.testing.assert_allclose(stacking_weights(log_density), [0.3, 0.7], atol=1e-5)
+
+
+def test_stacking_gives_a_hopeless_model_nothing():
+    log_density = np.random.default_rng(SEED + 3).normal(size=(60, 3))
+    log_density[:, 1] = -1000.0
+    found = stacking_weights(log_density)
+    assert found[1] < 1e-12
+    np.testing.assert_allclose(found[[0, 2]], stacking_weights(log_density[:, [0, 2]]), atol=5e-4)
+
+
+def test_weights_do_not_underflow():
+    rng = np.random.default_rng(SEED + 5)
+    one, two = rng.normal(size=(2, 12))
+    level = -2000.0 + 100.0 * rng.normal(size=12)
+    low = compare({"a": make(one + level), "b": make(two + level)}).table
+    plain = compare({"a": make(one), "b": make(two)}).table
+    weights = ["stacking", "pseudo_bma", "pseudo_bma_plus"]
+    np.testing.assert_allclose(
+        low.loc[["a", "b"], weights], plain.loc[["a", "b"], weights], atol=1e-4
+    )
+    assert plain["stacking"].min() > 0.01
+    assert np.exp(-2000.0) == 0.0
+
+
+def test_pseudo_bma_by_hand():
+    table = compare({"a": make([-1.0, -1.0]), "b": make([-1.0, -1.0 - math.log(3)])}).table
+    assert table["pseudo_bma"].to_dict() == pytest.approx({"a": 0.75, "b": 0.25})
+
+
+def test_pseudo_bma_plus_against_brute_force():
+    rng = np.random.default_rng(SEED + 6)
+    parts = np.array([[-1, -3, -5], [-5, -2, -4], [-1, -4, -2], [-7, -4, -9]], float)
+    weight = rng.dirichlet(np.ones(4), size=200_000)
+    exact = softmax(4 * weight @ parts, axis=1)
+    table = compare({name: make(parts[:, m]) for m, name in enumerate("abc")}).table
+    error = exact.std(axis=0) / math.sqrt(REPLICATES)
+    found = table.loc[list("abc"), "pseudo_bma_plus"].to_numpy()
+    assert np.all(np.abs(found - exact.mean(axis=0)) < 4 * error)
+    assert found.sum() == pytest.approx(1.0)
+    assert np.abs(found - table.loc[list("abc"), "pseudo_bma"].to_numpy()).max() > 0.02
+
+
+# ---------------------------------------------------------------- many models, rows, folds left out
+
+
+def test_three_models_are_sorted_and_paired_with_the_best():
+    c = [-0.5, -2.0, -2.5, -3.0]
+    found = compare({"a": make(A), "b": make(B), "c": make(c, mcse=0.3)})
+    table = found.table
+    assert list(table.index) == ["c", "a", "b"] and table["rank"].tolist() == [1, 2, 3]
+    assert table["elpd_diff"].tolist() == pytest.approx([0.0, -2.0, -5.0])
+    delta = np.subtract(B, c)
+    assert table["se_diff"]["b"] == pytest.approx(2 * delta.std(ddof=1))
+    assert table["mcse_diff"]["b"] == pytest.approx(math.hypot(0.6, 0.2))
+    assert table["stacking"].sum() == pytest.approx(1.0)
+    pair = found.pair("a", "b")
+    assert pair.diff == pytest.approx(3.0) and pair.mcse == pytest.approx(math.hypot(0.2, 0.2))
+    assert "diff" not in found.folds and found.folds.sizes == {"model": 3, "fold": 4}
+    with pytest.raises(AttributeError, match=r'3 models were compared; use .table or .pair\("a"'):
+        _ = found.diff
+    for name in ("se", "mcse", "prob", "prob_bootstrap"):
+        assert not hasattr(found, name)
+    with pytest.raises(ValueError, match=r"two of the compared models, a, b, c; got 'd'"):
+        found.pair("a", "d")
+
+
+def by_row(row_elpd, **arguments):
+    """Three folds that test rows 0 and 1, 1 and 2, and 3; row 1 twice, with weight one half."""
+    test, weight = [[0, 1], [1, 2], [3]], [1.0, 0.5, 0.5, 1.0, 1.0]
+    elpd = np.add.reduceat(np.asarray(row_elpd), [0, 2, 4])
+    return make(
+        elpd,
+        test=test,
+        weight=[0.75, 0.75, 1.0],
+        row_elpd=row_elpd,
+        row_weight=weight,
+        score="log_pointwise",
+        **arguments,
+    )
+
+
+def test_rows_are_the_units_of_a_score_by_row():
+    a, b = by_row([-1.0, -2.0, -3.0, -1.0, -1.0]), by_row([-2.0, -2.5, -2.5, -3.0, -1.5])
+    found = compare({"a": a, "b": b})
+    delta = np.array([1.0, 0.5 * 0.5 - 0.5 * 0.5, 2.0, 0.5])  # rows 0 to 3
+    assert found.unit == "row" and found.units.shape == (4, 2)
+    assert found.diff == pytest.approx(delta.sum())
+    assert found.se == pytest.approx(2 * delta.std(ddof=1))
+    assert "paired over 4 rows" in str(found)
+
+
+def test_folds_not_finite_in_one_model_are_left_out_of_all():
+    with pytest.warns(FoldWarning, match=r"1 of 5 folds left out of the comparison, \[x\]") as seen:
+        found = compare(
+            {
+                "a": make([*A, -9.0], mcse=[0.1, 0.1, 0.1, 0.1, 3.0], names=list("pqrsx")),
+                "b": make([*B, np.nan], mcse=[0.1, 0.1, 0.1, 0.1, np.nan], names=list("pqrsx")),
+            }
+        )
+    assert "(1 in b)" in str(seen[0].message)
+    assert found.left_out == 1
+    assert found.diff == pytest.approx(3.0)
+    assert found.se == pytest.approx(math.sqrt(4 * 4.75 / 3))
+    assert found.mcse == pytest.approx(math.hypot(0.2, 0.2))
+    assert found.table["elpd"].tolist() == pytest.approx([-10, -13])
+    assert found.table["p"].tolist() == pytest.approx([1.0, 1.0])
+    assert found.ess == pytest.approx(200.0)
+    text = " ".join(str(found).split())
+    assert "1 of 5 folds left out, as not finite: 1 fold of b." in text
+    assert np.isnan(found.folds["diff"].values[4]) and found.folds.sizes["fold"] == 5
+
+
+def test_minus_infinity_is_left_out_too():
+    low = [-np.inf, *B[1:]]
+    with pytest.warns(FoldWarning, match="1 in a, 1 in b"):
+        found = compare({"a": make(low, seed=1), "b": make(low, seed=2)})
+    assert found.left_out == 1 and found.table["elpd"].tolist() == pytest.approx([-11.5, -11.5])
+
+
+def test_a_fold_left_out_leaves_its_rows_out():
+    nothing = [-1.0, -2.0, -3.0, -1.0, np.nan]
+    with pytest.warns(FoldWarning):
+        found = compare({"a": by_row([-1.0] * 5), "b": by_row(nothing)})
+    assert found.units.shape == (3, 2)
+    assert found.diff == pytest.approx(0.0 + 0.5 + 1.0 + 0.0)
+
+
+# ---------------------------------------------------------------- diagnostics over all models
+
+
+def test_diagnostics_over_all_models():
+    a = make(A, spread=[1, 2, 3, 4], noise=8.0, rhat=1.05, benchmark=[1.0, 1.05, 1.02, 1.03])
+    b = make(B, spread=5.0, noise=2.0, draws=50, rhat=1.01, benchmark=[1.04, 1.0, 1.06, 1.01])
+    found = compare({"a": a, "b": b})
+    assert found.ess == pytest.approx((10 + 20) / (32 / 400 + 8 / 200))
+    assert found.rhat_max == 1.05
+    np.testing.assert_array_equal(found.rhat_benchmark, [1.04, 1.05, 1.06, 1.03])
+    assert found.share_above == 0.5
+
+
+def test_diagnostics_that_are_missing():
+    nothing = make(A, rhat=np.nan, benchmark=[np.nan] * 4)
+    found = compare({"a": nothing, "b": make(B)})
+    assert found.rhat_max == 1.01 and np.isfinite(found.rhat_benchmark).all()
+    found = compare({"a": nothing, "b": nothing})
+    assert math.isnan(found.rhat_max) and math.isnan(found.share_above)
+    assert "R-hat-max n/a" in str(found)
+    bare = make(A)
+    del bare.info["draws"], bare.info["chains"]
+    found = compare({"a": bare, "b": make(B)})
+    assert math.isnan(found.ess) and "ESS n/a" in str(found)
+
+
+# ---------------------------------------------------------------- names, scores, refusals
+
+
+@pytest.mark.parametrize(
+    "models, names",
+    [
+        (["x", "y"], ["x", "y"]),
+        (["x", ""], ["x", "B"]),
+        (["x", "x", "y"], ["A", "B", "y"]),
+        (["", None], ["A", "B"]),
+        (["B", ""], ["A", "B"]),
+    ],
+)
+def test_names_of_a_list(models, names):
+    results = [make(A, model=model) for model in models]
+    assert compare(results).names == names
+    assert compare(tuple(results)).names == names
+
+
+def test_many_results_in_a_list():
+    assert compare([make(A) for _ in range(28)]).names[24:] == ["Y", "Z", "model 27", "model 28"]
+
+
+def test_score_is_the_first_of_the_first_unless_named():
+    both = make(A, score="log_pointwise", more_scores=("log",))
+    assert compare({"a": both, "b": make(B, more_scores=("log_pointwise",))}).score == (
+        "log_pointwise"
+    )
+    assert compare({"a": both, "b": make(B)}, score="log").score == "log"
+    with pytest.raises(ValueError, match="score 'log_pointwise', but b has log; all have log;"):
+        compare({"a": both, "b": make(B)})
+    with pytest.raises(ValueError, match=r"score 'crps', but a has log; choose score"):
+        compare({"a": make(A), "b": make(B, score="log_pointwise")}, score="crps")
+
+
+@pytest.mark.parametrize(
+    "results, error, message",
+    [
+        ({"a": make(A)}, ValueError, "at least two results, got 1; add another"),
+        ([], ValueError, "at least two results, got 0"),
+        (make(A), TypeError, "must be a dict of names to CVResult, .* got CVResult; use compare"),
+        ({"a": make(A), "b": 3.0}, TypeError, "must be a CVResult, got float; pass what"),
+        ({1: make(A), "1": make(B)}, ValueError, "names must be distinct, got 1, 1; rename"),
+    ],
+)
+def test_what_is_no_set_of_results_is_refused(results, error, message):
+    with pytest.raises(error, match=message):
+        compare(results)
+
+
+Y = np.arange(8.0).reshape(4, 2)
+REFUSED = {
+    "n_obs": (make(A, n_obs=49), "same rows of data, but a has n_obs=50 and b has n_obs=49; fit"),
+    "folds": (make(A[:3]), "must have the same folds, but a has 4 and b has 3; cross-validate"),
+    "rows": (
+        make(A, test=[[0], [1], [7], [3]]),
+        r"fold number 2 tests rows \[2\] in a and \[7\] in b; cross-validate both with the same",
+    ),
+    "sizes": (
+        make(A, test=[[0], [1, 2, 3, 4, 5, 6], [7], [8]]),
+        r"fold number 1 tests rows \[1\] in a and \[1, 2, 3, 4, 5, ...\] in b",
+    ),
+    "index": (
+        make(A, index=np.array([0, 1, 5, 3])),
+        "fold number 2 is its fold 2 in a and 5 in b; cross-validate",
+    ),
+    "names": (make(A, names=list("0x23")), "fold number 1 is '1' in a and 'x' in b; cross"),
+    "weight": (make(A, weight=[1, 1, 0.5, 1]), "fold 2 weighs 1 in a and 0.5 in b; cross"),
+    "shape": (make(A, y=Y[:, 0]), r"y has shape \(4, 2\) in a and \(4,\) in b; fit both"),
+    "values": (make(A, y=Y + (Y == 5)), r"row 2 of y is 5.0 in a and 6.0 in b; densities"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compared_is_refused(case):
+    other, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        compare({"a": make(A, y=Y), "b": other})
+
+
+def test_a_later_result_is_checked_too():
+    with pytest.raises(ValueError, match="a has 4 and c has 3"):
+        compare({"a": make(A), "b": make(B), "c": make(A[:3])})
+
+
+def test_what_may_differ():
+    y = np.array([0.1, np.nan, 3.0, 4.0])
+    a = make(A, y=y)
+    compare({"a": a, "b": make(B, y=y.astype(np.float32))})
+    compare({"a": a, "b": make(B)})
+    compare({"a": make(A, y=[1, 2, 3, 4]), "b": make(B, y=[1.0, 2.0, 3.0, 4.0])})
+    compare({"a": make(A, y=list("abcd")), "b": make(B, y=list("abcd"))})
+    compare({"a": make(A, names=list("0123")), "b": make(B, names=np.arange(4))})
+    with pytest.raises(ValueError, match=r"row 0 of y is 0.1 in a and 0.1"):
+        compare({"a": a, "b": make(B, y=y + [1e-12, 0, 0, 0])})
+
+
+def test_no_fold_finite_in_all_is_refused():
+    with pytest.raises(ValueError, match="2 folds none is .not finite: 1 in a, 1 in b.; look"):
+        compare({"a": make([np.nan, -1.0]), "b": make([-1.0, np.nan])})
+
+
+@pytest.mark.parametrize("key", ["seed", "fit_seed"])
+def test_equal_seeds_are_warned_of(key):
+    with pytest.warns(SeedWarning, match=f"a and c share {key} 7: their Monte Carlo") as seen:
+        compare({"a": make(A, **{key: 7}), "b": make(A, **{key: 8}), "c": make(B, **{key: 7})})
+    assert seen[0].filename == __file__
+    with pytest.warns(SeedWarning, match=f"a and b share {key} 5"):
+        compare({"a": make(A, **{key: [5, 6]}), "b": make(B, **{key: [4, 5]})})
+
+
+def test_other_seeds_are_not_warned_of():
+    compare({"a": make(A, seed=1, fit_seed=2), "b": make(B, seed=2, fit_seed=3)})
+    compare({"a": make(A, seed=None), "b": make(B, seed=None)})
+    compare({"a": make(A, seed=[1, 2]), "b": make(B, seed=3)})
+
+
+# ---------------------------------------------------------------- printed text
+
+
+def flat(text):
+    return " ".join(str(text).split())
+
+
+def widest(text):
+    return max(len(line) for line in str(text).splitlines())
+
+
+def test_result_text():
+    result = make(
+        [-231.0, -231.3, -231.3],
+        mcse=[0.4, 0.4, 0.28],
+        p=23.7,
+        model="A",
+        scheme="leave_group_out, 3 groups",
+        n_obs=250,
+        parameters=57,
+        warmup=50,
+        seed=3,
+        fit_seed=4,
+        memory="online",
+        precision="float32",
+        seconds={"fit": 5.84, "compile": 1.8, "tune": 0.01, "folds": 240.0},
+        more_scores=("log_pointwise",),
+    )
+    lines = str(result).splitlines()
+    assert lines[0] == "foldwise: model A, leave_group_out, 3 groups"
+    assert lines[1] == (
+        "3 folds, 250 rows, 57 parameters; 4 chains x 100 draws a fold after 50 warm-up"
+    )
+    assert lines[4].split()[:4] == ["elpd", "-693.6", "0.30", "0.63"]
+    assert lines[4].endswith("joint log density; SE over folds")
+    assert lines[5].split() == ["p", "71.1"]
+    assert lines[6].split()[:2] == ["log_pointwise", "-693.6"]
+    text = flat(result)
+    assert (
+        "ESS 200, R-hat-max 1.010 (benchmark 1.059 at 99 %; 75 % of shuffled runs reach it)" in text
+    )
+    assert "0 divergences, acceptance 0.84, bridge for 3 folds, mean for 0" in text
+    assert "seed 3, fit seed 4, online (running sums, no draws kept), float32" in text
+    assert "time: fit 5.8 s, compile 1.8 s, folds 4.0 min" in text
+    assert lines[-1] == "all folds fine"
+    assert "left out" not in text and widest(result) <= 80
+
+
+def test_result_text_of_flagged_and_left_out_folds():
+    status = ["fine", "not finite", "few effective draws", "few effective draws"]
+    result = make([-1.0, np.nan, -3.0, -4.0], status=status, names=list("wxyz"))
+    text = flat(result)
+    assert "total over 3 of 4 folds: 1 fold whose score is not finite is left out" in text
+    assert "3 of 4 folds flagged: - not finite: 1 of 4 folds (x); log densities were" in text
+    assert "- few effective draws: 2 of 4 folds (y, z); fewer than 50 effective draws" in text
+    assert "all folds fine" not in text and "unnamed model, by hand" in text
+    assert widest(result) <= 80
+    two = make([np.nan, np.nan, -3.0, -4.0], more_scores=("log_pointwise",))
+    assert "total of log over 2 of 4 folds: 2 folds whose score is not finite are" in flat(two)
+
+
+def test_a_limit_below_the_benchmark_is_said():
+    slow = flat(make(A, rhat=1.2, benchmark=[1.3] * 10))
+    assert "R-hat-max 1.200 (benchmark 1.300 at 99 %; 100 % of shuffled runs reach it;" in slow
+    assert "limit 1.100)" in slow
+    assert "limit" not in flat(make(A, rhat=1.2, benchmark=[1.05] * 10))
+
+
+def test_scores_by_row_say_so():
+    assert "log density by row; SE over rows" in flat(by_row([-1.0, -2.0, -3.0, -1.0, -1.0]))
+
+
+@pytest.mark.parametrize(
+    "benchmark, reach",
+    [([1.0] * 10, "no shuffled run reaches it"), ([1.02] + [1.0] * 199, "under 1 % of shuffled")],
+)
+def test_share_of_the_benchmark_in_words(benchmark, reach):
+    assert reach in flat(make(A, benchmark=benchmark))
+
+
+@pytest.mark.parametrize(
+    "mcse, digits",
+    [
+        (0.004, ["-10.000", "2.58", "0.0040"]),
+        (0.05, ["-10.00", "2.58", "0.050"]),
+        (0.63, ["-10.0", "2.6", "0.63"]),
+        (6.3, ["-10", "2.6", "6.3"]),
+        (63.0, ["-10", "2.6", "63"]),
+        (np.nan, ["-10.0", "2.6", "n/a"]),
+        (1e-9, ["-10.000", "2.58", "1.0e-09"]),
+    ],
+)
+def test_digits_follow_the_monte_carlo_error(mcse, digits):
+    lines = str(make(A, mcse=mcse / 2)).splitlines()
+    (line,) = [line for line in lines if line.startswith("elpd")]
+    assert line.split()[1:4] == digits
+
+
+def test_text_survives_what_is_missing():
+    alone = make([-1.0], p=np.nan, mcse=np.nan, noise=0.0, rhat=np.nan, benchmark=[np.nan] * 3)
+    alone.info.clear()
+    text = str(alone)
+    assert "1 fold\n" in text and "n/a" in text and "seed" not in text and "time" not in text
+    assert not any(line.startswith("p ") for line in text.splitlines())
+    nothing = make([np.nan] * 2, p=np.nan, mcse=np.nan, status="not finite")
+    nothing.folds["acceptance"][:] = np.nan
+    assert "total over 0 of 2 folds" in flat(nothing) and "acceptance n/a" in flat(nothing)
+    merged = make(A, seed=[1, 2], fit_seed=[1, 2], seconds={"fit": np.nan})
+    assert "seed 1, 2" in flat(merged) and "fit seed" not in flat(merged)
+    assert "fit n/a" in flat(merged)
+
+
+def test_wide_things_are_wrapped():
+    wide = make(
+        [-1.5e9, -2.5e9],
+        names=["x" * 70, "y" * 200],
+        status="stuck chain",
+        model="m" * 200,
+        scheme=", ".join(["scheme"] * 40),
+        score="a_score_with_a_very_long_name_indeed",
+        mcse=0.001,
+        seed=list(range(10**9, 10**9 + 20)),
+        seconds={f"phase {i}": 1.0 for i in range(20)},
+    )
+    assert widest(wide) <= 80
+    assert "a_score_with_a_very_long_name_indeed  -4000000000.000" in str(wide)
+    assert "and 15 more" in str(wide)
+    other = replace(wide, info={**wide.info, "seed": 1})
+    assert widest(compare({"m " * 60: wide, "n" * 200: other})) <= 80
+    text = str(compare({"first": wide, "a name that is too long for its column": other}))
+    assert "\na name that is too long for its column\n     " in text and widest(text) <= 80
+
+
+def test_comparison_text():
+    a, b = np.linspace(-2.0, -3.0, 40), np.linspace(-2.0, -3.0, 40) - 0.3
+    b[::2] -= 0.7
+    found = compare({"B": make(b, mcse=0.05), "A": make(a, mcse=0.05)})
+    lines = str(found).splitlines()
+    assert lines[0] == "foldwise: 2 models compared by log, paired over 40 folds"
+    assert lines[2].split() == [
+        "model",
+        "elpd",
+        "elpd_diff",
+        "se_diff",
+        "mcse_diff",
+        "Pr(worse)",
+        "weight",
+    ]
+    assert lines[3].split() == ["A", "-100.0", "0.0", "-", "-", "-", "1.00"]
+    assert lines[4].split() == ["B", "-126.0", "-26.0", "2.2", "0.45", ">0.999", "0.00"]
+    text = flat(found)
+    assert (
+        "A is better than B by 26.0 (SE 2.2, MCSE 0.45) with probability >0.999 (Bayesian "
+        "bootstrap >0.999)." in text
+    )
+    assert "Monte Carlo: ESS 200, R-hat-max 1.010 (benchmark 1.059 at 99 %; 75 %" in text
+    assert "below 4" not in text and "third" not in text and "left out" not in text
+    assert widest(found) <= 80 and repr(found) == str(found)
+
+
+def test_comparison_text_of_small_and_noisy_differences():
+    found = compare({"a": make(A, mcse=0.5), "b": make(B, mcse=0.5)})
+    text = flat(found)
+    assert "The difference to b is below 4: too small to matter" in text
+    assert "difference to b is more than a third of its standard error: extend the runs" in text
+    assert "a is better than b by 3 (SE 2.5, MCSE 1.4) with probability 0.883" in text
+    assert "below 4" not in flat(compare({"a": make(A, score="crps"), "b": make(B, score="crps")}))
+
+
+def test_comparison_text_of_three_models():
+    far = np.subtract(A, [10.0, 9.0, 11.0, 12.0])
+    found = compare({"far": make(far), "near": make(B), "top": make(A)})
+    text = flat(found)
+    assert "3 models" in text and "The difference to near is below 4" in text
+    assert "is better than" not in text
+    order = [line.split()[0] for line in str(found).splitlines()[3:6]]
+    assert order == ["top", "near", "far"] and widest(found) <= 80
+
+
+# ---------------------------------------------------------------- end to end
+
+
+@pytest.fixture(scope="session")
+def regressions():
+    """A regression and the same without its first covariate, with their results."""
+    whole = problems.regression()
+    keep = [0, 2, 3]
+    short = replace(whole, X=whole.X[:, keep], prior=whole.prior[keep], name="without x1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = [
+            fw.cross_validate(problem.model(), problem.folds, seed=10 * SEED + i, progress=False)
+            for i, problem in enumerate((whole, short))
+        ]
+    return (whole, short), results
+
+
+def test_a_pair_against_its_exact_difference(regressions):
+    (whole, short), (first, second) = regressions
+    found = compare([first, second])
+    exact = whole.joint() - short.joint()
+    assert found.names == ["regression", "without x1"]
+    assert found.diff == pytest.approx(exact.sum(), abs=4 * found.mcse)
+    assert found.diff == pytest.approx(first.elpd - second.elpd)
+    assert found.mcse == pytest.approx(math.hypot(first.mcse, second.mcse)) and found.mcse < 0.5
+    assert found.se == pytest.approx(math.sqrt(40) * exact.std(ddof=1), rel=0.05)
+    assert found.prob == pytest.approx(normal_cdf(exact.sum() / found.se), abs=0.01)
+    assert found.rhat_max == max(first.rhat_max, second.rhat_max)
+    assert min(first.ess, second.ess) <= found.ess <= max(first.ess, second.ess)
+    for printed in (first, second, found):
+        assert widest(printed) <= 80
+    assert "regression is better than without x1 by" in flat(found)

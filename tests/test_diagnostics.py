@@ -1,0 +1,156 @@
+"""Errors, R-hat and its benchmark, tails and status, against formulas and other libraries."""
+
+import numpy as np
+import pytest
+from arviz_stats.base import array_stats
+
+from foldwise import diagnostics
+from foldwise.accumulators import RunningSums
+
+
+def chains(rng, folds, length, draws=100, correlation=0.3):
+    """Stationary AR(1) log scores of ``length`` chains per fold, each fold with its own level."""
+    noise = rng.normal(size=(folds, length, draws)) * np.sqrt(1 - correlation**2)
+    scores = np.empty_like(noise)
+    scores[..., 0] = rng.normal(size=(folds, length))
+    for t in range(1, draws):
+        scores[..., t] = correlation * scores[..., t - 1] + noise[..., t]
+    return scores + rng.normal(0.0, 5.0, size=(folds, 1, 1))
+
+
+def sums_of(scores, batch=10):
+    sums = RunningSums.empty(*scores.shape[:2], batch)
+    sums.update(np.arange(len(scores)), scores[..., None])
+    return sums
+
+
+def test_batch_means_variance_is_the_formula(rng):
+    x = rng.normal(size=(4, 120))
+    means = x.reshape(4, 12, 10).mean(axis=2)
+    a, b, L, N = 12, 10, 4, 120
+    sigma2 = b / (L * a - 1) * ((means - x.mean()) ** 2).sum()
+    found = diagnostics.batch_means_variance(means, 10, 120)
+    assert found == pytest.approx(sigma2 / (L * N))
+
+
+def test_batch_means_variance_of_an_autocorrelated_mean(rng):
+    """AR(1) with correlation 0.5 has (1 + 0.5) / (1 - 0.5) = 3 times the independent variance."""
+    scores = chains(rng, 200, 4, 2000, 0.5)
+    means = scores.reshape(200, 4, 40, 50).mean(axis=3)
+    found = diagnostics.batch_means_variance(means, 50, 2000).mean()
+    assert found == pytest.approx(3 / 8000, rel=0.1)
+
+
+def test_rhat_agrees_with_arviz(rng):
+    scores = chains(rng, 20, 4)
+    sums = sums_of(scores)
+    found = diagnostics.mixing(sums, seed=1).rhat
+    expected = [array_stats.rhat(fold, method="identity") for fold in scores]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_rhat_does_not_depend_on_online_blocks(rng):
+    """A long run, whose blocks have merged, has the same R-hat as its stored draws."""
+    scores = chains(rng, 5, 4, draws=3000)
+    found = diagnostics.mixing(sums_of(scores), seed=1).rhat
+    expected = [array_stats.rhat(fold, method="identity") for fold in scores]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("folds, correlation", [(50, 0.0), (50, 0.5), (10, 0.3)])
+def test_healthy_runs_are_seldom_flagged(rng, folds, correlation):
+    """At most 10 % of runs have R-hat-max beyond 95 % of the benchmark (binomial slack of 2 sd)."""
+    flagged, disagree, runs = 0, 0, 60
+    for run in range(runs):
+        mixing = diagnostics.mixing(sums_of(chains(rng, folds, 4, 100, correlation)), seed=run)
+        flagged += mixing.share_above < 0.05
+        disagree += (mixing.rhat > mixing.limit).any()
+    assert flagged / runs <= 0.1 + 2 * np.sqrt(0.1 * 0.9 / runs)
+    assert disagree / runs <= 0.1 + 2 * np.sqrt(0.1 * 0.9 / runs)
+
+
+@pytest.mark.parametrize("draws", [100, 1000])
+def test_shifted_chain_is_caught(rng, draws):
+    scores = chains(rng, 50, 4, draws)
+    scores[17, 2] += 5.0
+    mixing = diagnostics.mixing(sums_of(scores), seed=1)
+    assert mixing.share_above < 0.05
+    assert np.flatnonzero(mixing.rhat > mixing.limit).tolist() == [17]
+
+
+@pytest.mark.parametrize("draws", [100, 1000])
+def test_stuck_chain_is_caught(rng, draws):
+    scores = chains(rng, 50, 4, draws)
+    scores[17, 2] = scores[17, 2, 0]
+    sums = sums_of(scores)
+    stuck = diagnostics.chain_stuck(sums, moves=np.ones((50, 4)))
+    assert np.flatnonzero(stuck).tolist() == [17]
+    moves = np.ones((50, 4))
+    moves[3, 0] = 0
+    assert np.flatnonzero(diagnostics.chain_stuck(sums, moves)).tolist() == [3, 17]
+
+
+def test_slowly_mixing_folds_are_caught_although_they_raise_the_benchmark(rng):
+    scores = chains(rng, 50, 4, 100)
+    slow = chains(rng, 20, 4, 100, correlation=0.99)
+    scores[:20] = slow
+    mixing = diagnostics.mixing(sums_of(scores), seed=1)
+    assert mixing.limit <= 1.11
+    assert (mixing.rhat[:20] > mixing.limit).mean() > 0.5
+    assert not (mixing.rhat[20:] > mixing.limit).any()
+
+
+def test_benchmark_permutes_without_replacement(rng):
+    """Two chains, one block position: every permutation is the same pair, so is its R-hat."""
+    scores = chains(rng, 1, 2, 20)
+    mixing = diagnostics.mixing(sums_of(scores, batch=20), seed=1)
+    np.testing.assert_allclose(mixing.benchmark, mixing.rhat_max)
+
+
+def test_pareto_k_of_known_tails(rng):
+    """exp(s) with s exponential of rate 1 / k has a Pareto tail of shape k."""
+    for shape in (0.3, 0.9):
+        scores = rng.exponential(shape, size=(30, 4, 1000))
+        k = diagnostics.pareto_k(sums_of(scores).largest, 4000)
+        assert np.mean(k) == pytest.approx(shape, abs=0.08)
+
+
+def test_pareto_k_is_that_of_arviz(rng):
+    scores = rng.normal(size=(3, 4, 100))
+    found = diagnostics.pareto_k(sums_of(scores).largest, 400)
+    expected = [array_stats.pareto_khat(np.exp(fold), r_eff=1.0, tail="right") for fold in scores]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_pareto_k_of_a_constant_is_undefined():
+    assert np.isnan(diagnostics.pareto_k(np.zeros((1, 200)), 400)[0])
+
+
+def test_status_is_the_worst_that_holds():
+    good = {
+        "not_finite": False,
+        "stuck": False,
+        "disagree": False,
+        "overlap": 100.0,
+        "tail": 0.1,
+        "bridged": True,
+        "ess": 200.0,
+        "acceptance": 0.8,
+    }
+    cases = [
+        ("fine", {}),
+        ("low acceptance", {"acceptance": 0.4}),
+        ("few effective draws", {"acceptance": 0.4, "ess": 10.0}),
+        ("fine", {"tail": 2.0}),
+        ("heavy tail", {"tail": 2.0, "bridged": False, "ess": 10.0}),
+        ("poor overlap", {"overlap": 2.0, "ess": 10.0}),
+        ("fine", {"overlap": 2.0, "bridged": False}),
+        ("chains disagree", {"disagree": True, "overlap": 2.0}),
+        ("stuck chain", {"stuck": True, "disagree": True}),
+        ("not finite", {"not_finite": True, "stuck": True}),
+    ]
+    arguments = {key: np.array([{**good, **change}[key] for _, change in cases]) for key in good}
+    status = diagnostics.fold_status(**arguments)
+    assert status.tolist() == [name for name, _ in cases]
+    lines = diagnostics.advice(status, np.arange(len(cases)))
+    assert len(lines) == 7 and lines[0].startswith("not finite: 1 of 10 folds (9)")
