@@ -88,7 +88,11 @@ def make(
     if row_elpd is not None:
         weights = np.ones(len(flat)) if row_weight is None else np.asarray(row_weight)
         rows = xr.Dataset(
-            {"elpd": ("test_row", np.asarray(row_elpd)), "weight": ("test_row", weights)},
+            {
+                "elpd": ("test_row", np.asarray(row_elpd)),
+                "p": ("test_row", 0.1 * np.ones(len(flat))),
+                "weight": ("test_row", weights),
+            },
             coords={"row": ("test_row", flat)},
         )
     used = np.isfinite(table["elpd"].values)
@@ -762,3 +766,21 @@ def test_a_pair_against_its_exact_difference(regressions):
     for printed in (first, second, found):
         assert widest(printed) <= 80
     assert "regression is better than without x1 by" in flat(found)
+
+
+def test_repeated_folds_do_not_pretend_to_be_new_information():
+    """Four repeats of the same folds, each weighing a quarter: the same errors, to K / (K - 1)."""
+    rng = np.random.default_rng(3)
+    once = rng.normal(-10.0, 3.0, 40)
+    other = once - rng.normal(0.5, 1.0, 40)
+    single = compare({"a": make(once, seed=1), "b": make(other, seed=2)})
+    four = compare(
+        {
+            name: make(np.tile(values, 4), weight=0.25, seed=seed)
+            for name, values, seed in (("a", once, 1), ("b", other, 2))
+        }
+    )
+    assert four.diff == pytest.approx(single.diff)
+    assert four.se == pytest.approx(single.se, rel=0.02)
+    assert four.prob_bootstrap == pytest.approx(single.prob_bootstrap, abs=0.03)
+    assert make(np.tile(once, 4), weight=0.25).se == pytest.approx(make(once).se, rel=0.02)

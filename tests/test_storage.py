@@ -16,7 +16,6 @@ import xarray as xr
 
 import foldwise as fw
 from foldwise import crossval, scores, storage
-from foldwise.diagnostics import Mixing
 from foldwise.results import CVResult
 
 MORE = 30
@@ -228,7 +227,7 @@ def test_info_keeps_its_types(loo, tmp_path):
         "nan": np.float64("nan"),
         "list": [1, "a"],
         "array": np.arange(2),
-        "with space": 1,
+        "with space": [1],
         "nested": {"a": {"b": 0.1}},
     }
     result = replace(loo, info={**loo.info, **extra})
@@ -619,7 +618,7 @@ def test_parts_with_fits_of_their_own_are_independent(regression):
 
 
 @pytest.mark.parametrize("chains", [2, 3])
-def test_merge_knows_the_chains_of_the_fit(chains, regression, tmp_path):
+def test_merge_takes_the_chains_of_the_fit(chains, regression, tmp_path):
     fit = fw.fit(regression.model, chains=chains, draws=200, warmup=200, seed=1, progress=False)
     folds = regression.problem.folds
     parts = [regression.run(folds[:20], fit=fit), regression.run(folds[20:], fit=fit)]
@@ -631,9 +630,6 @@ def test_merge_knows_the_chains_of_the_fit(chains, regression, tmp_path):
     assert score.full_variance == pytest.approx(expected, rel=1e-12)
     assert merged.info["fit_chains"] == chains
     same_result(merged, loaded)
-    without = [replace(part, run=None) for part in parts]
-    fallback = storage.merge(without).score("log").full_variance
-    assert (fallback == score.full_variance) == ("fit_chains" in parts[0].info)
 
 
 def test_benchmark_is_the_maximum_over_the_parts(halves):
@@ -641,7 +637,7 @@ def test_benchmark_is_the_maximum_over_the_parts(halves):
     both = np.stack([part.mixing.benchmark for part in halves])
     np.testing.assert_array_equal(merged.mixing.benchmark, both.max(axis=0))
     assert merged.rhat_max == max(part.rhat_max for part in halves)
-    blind = replace(halves[0], mixing=Mixing(halves[0].mixing.rhat, np.full(500, np.nan)))
+    blind = replace(halves[0], mixing=replace(halves[0].mixing, benchmark=np.full(500, np.nan)))
     np.testing.assert_array_equal(storage.merge([blind, halves[1]]).mixing.benchmark, both[1])
 
 
@@ -664,7 +660,7 @@ def test_merged_info(halves):
     for phase in halves[0].info["seconds"]:
         spent = sum(part.info["seconds"][phase] for part in halves)
         assert merged.info["seconds"][phase] == pytest.approx(spent)
-    apart = {"seconds", "merged", "fit_chains"}
+    apart = {"seconds", "merged"}
     expected = {k: v for k, v in halves[0].info.items() if k not in apart}
     assert {k: v for k, v in merged.info.items() if k not in apart} == expected
 
@@ -758,6 +754,7 @@ def test_merge_refuses_other_observations(halves):
 # ---------------------------------------------------------------- arviz
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # arviz-stats 0.8 with pandas 3.1
 def test_arviz_compares_two_results(regression, loo):
     import arviz_stats
 

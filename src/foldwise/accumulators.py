@@ -210,6 +210,7 @@ def _log_add(array: Any, index: object, scores: np.ndarray) -> None:
 
 def _keep_largest(largest: Any, index: Any, scores: np.ndarray) -> None:
     """Merge the scores of each line into the largest kept for it."""
-    flat = np.nan_to_num(scores.reshape(len(scores), -1), nan=-np.inf)
+    flat = scores.reshape(len(scores), -1)
+    flat = np.where(np.isnan(flat), -np.inf, flat)
     both = np.concatenate([largest[index], flat], axis=1)
     largest[index] = np.partition(both, -TAIL, axis=1)[:, -TAIL:]

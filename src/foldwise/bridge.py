@@ -26,7 +26,7 @@ _CHUNK = 2**22
 def solve(
     own: Float[np.ndarray, "fold n0"],
     partner: Float[np.ndarray, "fold n1"],
-    log_odds: float,
+    log_odds: Float[np.ndarray, " fold"] | float,
 ) -> Float[np.ndarray, " fold"]:
     """The eta of the optimal bridge of each fold, where a(eta) + log_odds = b(eta).
 
@@ -34,18 +34,19 @@ def solve(
     leave the bracket. ``log_odds`` is log(n0 / n1), in effective draws.
     """
     step = max(1, _CHUNK // (own.shape[1] + partner.shape[1]))
+    odds = np.broadcast_to(log_odds, len(own))
     parts = [
-        _solve_chunk(own[i : i + step], partner[i : i + step], log_odds)
+        _solve_chunk(own[i : i + step], partner[i : i + step], odds[i : i + step])
         for i in range(0, len(own), step)
     ]
     return np.concatenate(parts)
 
 
-def _solve_chunk(own: np.ndarray, partner: np.ndarray, log_odds: float) -> np.ndarray:
+def _solve_chunk(own: np.ndarray, partner: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
     both = np.concatenate([own, partner], axis=1)
     finite = np.where(np.isfinite(both), both, np.nan)
-    low = np.nanmin(finite, axis=1) - abs(log_odds) - 10.0
-    high = np.nanmax(finite, axis=1) + abs(log_odds) + 10.0
+    low = np.nanmin(finite, axis=1) - np.abs(log_odds) - 10.0
+    high = np.nanmax(finite, axis=1) + np.abs(log_odds) + 10.0
     eta = np.nanmedian(finite, axis=1)
     for _ in range(100):
         a, a_slope = _log_mean(own - eta[:, None])

@@ -23,6 +23,7 @@ from foldwise.scores import ESTIMATORS, SCORES, Evidence, estimate
 from foldwise.tuning import FullData, first_metrics, full_data, pilot_positions, start_positions
 
 MEMORIES = ("draws", "online")
+PRECISIONS = ("float64", "float32")
 # Batch means need this many batches for an error worth the name.
 LEAST_BATCHES = 20
 
@@ -170,7 +171,18 @@ def cross_validate(
         Whether to show a progress bar.
     """
     names = _check_arguments(
-        model, folds, scores, chains, draws, warmup, batch, target_mcse, estimator, memory
+        model,
+        folds,
+        scores,
+        chains,
+        draws,
+        warmup,
+        batch,
+        target_mcse,
+        max_draws,
+        estimator,
+        memory,
+        precision,
     )
     model.check()
     seed = resolve_seed(seed)
@@ -198,8 +210,10 @@ def _check_arguments(
     warmup: int,
     batch: int,
     target_mcse: float | None,
+    max_draws: int,
     estimator: str,
     memory: str,
+    precision: str,
 ) -> tuple[str, ...]:
     """Check everything that can be checked before any work; return the names of the scores."""
     if not isinstance(model, Model):
@@ -223,10 +237,14 @@ def _check_arguments(
             f"chains={chains} of draws={draws} in batches of {batch} give "
             f"{chains * (draws // batch)}; use more draws or a smaller batch"
         )
-    if target_mcse is not None and not target_mcse > 0:
-        raise ValueError(f"target_mcse must be a positive number of nats, got {target_mcse!r}")
+    if target_mcse is not None:
+        if not target_mcse > 0:
+            raise ValueError(f"target_mcse must be a positive number of nats, got {target_mcse!r}")
+        if max_draws < draws:
+            raise ValueError(f"max_draws={max_draws} must be at least draws={draws}")
     check_name("estimator", estimator, ESTIMATORS)
     check_name("memory", memory, MEMORIES)
+    check_name("precision", precision, PRECISIONS)
     if scores is None:
         scores = "log_pointwise" if folds.pointwise else "log"
     names = (scores,) if isinstance(scores, str) else tuple(scores)

@@ -166,7 +166,8 @@ def pareto_k(largest: Float[np.ndarray, "fold tail"], draws: int) -> Float[np.nd
         density = np.zeros((1, pretend))
         tail = np.sort(np.exp(values - values.max()))[-min(kept, pretend) :]
         density[0, : len(tail)] = tail
-        with suppress(ValueError):  # all tail values the same
+        # a tail of equal values has no shape
+        with suppress(ValueError), np.errstate(invalid="ignore", divide="ignore"):
             found[fold] = array_stats.pareto_khat(density, r_eff=1.0, tail="right")
     return found
 

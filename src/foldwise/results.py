@@ -367,7 +367,7 @@ def finish_score(
         se=standard_error(parts, unit_repeats(table, rows, used)),
         mcse=float(np.sqrt(own_variance + full_variance)),
         ess=float(ess),
-        p=float(units(table, rows, used, "p").sum()),
+        p=float(np.nansum(units(table, rows, used, "p"))),
         left_out=int((~used).sum()),
         folds=table,
         rows=rows,

@@ -92,7 +92,9 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
             by_rows = model.flat_log_likelihood(q)
             targets = jnp.where(fold.valid, by_rows[fold.rows], 0.0)
             training = jnp.where(fold.train, by_rows, 0.0).sum()
-            value = model.flat_log_prior(q) + training + fold.temper * targets[0].sum()
+            # not zero times the score: a test row of density zero must not stop the chain
+            tempered = jnp.where(fold.temper > 0, fold.temper * targets[0].sum(), 0.0)
+            value = model.flat_log_prior(q) + training + tempered
             return value, targets if by_row else targets.sum(axis=-1)
 
         (value, scores), gradient = jax.value_and_grad(log_density, has_aux=True)(q)

@@ -112,6 +112,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     own_variance = batch_means_variance(own, sums.length, evidence.n_draws)
     partner_variance = np.zeros(folds)
     bridged = (evidence.partner >= 0) & (estimator != "mean") & (sums.undefined == 0)
+    bridged &= np.isfinite(evidence.full).all(axis=1)
     passed = np.zeros_like(own)  # influence of each fold's draws on the score of the previous one
     full_influence = np.zeros((folds, evidence.full.shape[1] if bridged.any() else 0))
     if bridged.any():
@@ -151,9 +152,15 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         noise=noise,
         overlap=lap,
         bridged=bridged,
-        full_score=logsumexp(evidence.full, axis=1) - np.log(evidence.full.shape[1]),
+        full_score=_full_score(evidence),
         weight=weight,
     )
+
+
+def _full_score(evidence: Evidence) -> Float[np.ndarray, " fold"]:
+    """log p(test rows | all rows) of each fold: the full-data score of the same rows."""
+    with np.errstate(invalid="ignore"):
+        return logsumexp(evidence.full, axis=1) - np.log(evidence.full.shape[1])
 
 
 def _mean_side(sums: RunningSums) -> _Side:
@@ -191,7 +198,7 @@ class _Bridged:
 def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged:
     sums, folds = evidence.sums, len(evidence.folds)
     with_full = evidence.partner[members] == folds
-    log_odds = np.where(with_full, log_draw_odds(evidence), 0.0)
+    log_odds = np.where(with_full, log_draw_odds(evidence, members), 0.0)
     nodes = _stored_nodes(evidence, members, log_odds) if evidence.draws is not None else None
     own = _fold_side(evidence, members, 0, nodes)
     if nodes is None:
@@ -239,24 +246,27 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
     )
 
 
-def log_draw_odds(evidence: Evidence) -> float:
-    """log(n0 / n1) in effective draws: how the optimal bridge weighs folds against the full fit.
+def log_draw_odds(
+    evidence: Evidence, members: Int[np.ndarray, " member"]
+) -> Float[np.ndarray, " member"]:
+    """log(n0 / n1) of each fold in effective draws: how its draws weigh against the full data's.
 
-    Autocorrelation times are medians over folds, of the log score.
+    Autocorrelation times are those of the log score, by batch means; rough, but the bridge's
+    error is flat around the optimum.
     """
     sums = evidence.sums
-    blocks = sums.total[..., : sums.full_blocks] / sums.length
     counts = sums.block_draws
-    total, square = sums.total[..., : len(counts)], sums.square[..., : len(counts)]
-    draws = evidence.chains * evidence.n_draws
+    total = sums.total[members][..., : len(counts)]
+    square = sums.square[members][..., : len(counts)]
+    draws, full_draws = evidence.chains * evidence.n_draws, evidence.full.shape[1]
+    full = evidence.full[members]
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = total.sum(axis=(1, 2)) / draws
-        spread = square.sum(axis=(1, 2)) / draws - mean**2
+        spread = square.sum(axis=(1, 2)) / draws - (total.sum(axis=(1, 2)) / draws) ** 2
+        blocks = total[..., : sums.full_blocks] / sums.length
         own = batch_means_variance(blocks, sums.length, evidence.n_draws) * draws / spread
-        full_draws = evidence.full.shape[1]
-        full = _full_variance(evidence, evidence.full) * full_draws / evidence.full.var(axis=1)
-    times = [float(np.clip(np.nanmedian(t), 0.5, 20.0)) for t in (own, full)]
-    return float(np.log(draws / times[0]) - np.log(full_draws / times[1]))
+        theirs = _full_variance(evidence, full) * full_draws / full.var(axis=1)
+    own, theirs = (np.clip(np.nan_to_num(t, nan=1.0), 0.5, 20.0) for t in (own, theirs))
+    return np.log(draws / own) - np.log(full_draws / theirs)
 
 
 def _stored_nodes(
@@ -274,7 +284,7 @@ def _stored_nodes(
             else:
                 partner = evidence.partner[members[group]]
                 theirs = evidence.draws[partner, ..., 1].reshape(len(group), -1)
-            nodes[group, 0] = bridge.solve(own, theirs, float(log_odds[group[0]]))
+            nodes[group, 0] = bridge.solve(own, theirs, log_odds[group])
     return nodes
 
 

@@ -22,7 +22,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, datetime
 from importlib import metadata
 from pathlib import Path
@@ -48,7 +48,7 @@ from foldwise.scores import Evidence
 FORMAT = "foldwise-result"
 FORMAT_VERSION = 1
 # Attributes of the root group that are not ``info``.
-_RESERVED = ("format", "format_version", "foldwise_version", "json_keys", "checksum", "kind")
+_RESERVED = ("format", "format_version", "foldwise_version", "json_keys", "checksum")
 _RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (
@@ -173,10 +173,7 @@ def _existing(path: str | os.PathLike[str]) -> Path:
 
 
 def _read(file: Path) -> xr.DataTree:
-    """The file's groups, in memory, as stored."""
-    _need_h5netcdf()
-    import h5py
-
+    """The file's groups, in memory, as stored; raises unless they are a result's, and whole."""
     with file.open("rb") as stream:
         begins = stream.read(len(_SIGNATURE))
     if begins != _SIGNATURE:
@@ -184,25 +181,16 @@ def _read(file: Path) -> xr.DataTree:
             f"{file} must be a result saved by foldwise, a netCDF-4 file, but it begins with "
             f"{begins!r}, as no such file does; pass the path that was given to result.save"
         )
+    _need_h5netcdf()
     try:
-        h5py.File(file, "r").close()  # h5netcdf does not clean up after a file that does not open
-        with xr.open_datatree(
-            file,
-            engine="h5netcdf",
-            mask_and_scale=False,
-            decode_times=False,
-            decode_timedelta=False,
-        ) as tree:
-            ours = tree.attrs.get("format") == FORMAT
-            version = int(tree.attrs.get("format_version", 0)) if ours else 0
-            if ours and version <= FORMAT_VERSION:
-                intact = _checksum(tree.load()) == tree.attrs["checksum"]
+        tree, intact = _open(file)
+        version = int(tree.attrs.get("format_version", 0))
     except Exception as error:  # a damaged file raises almost anything
         raise ValueError(
             f"{file} must be a result saved by foldwise, but it could not be read: it is "
             "damaged, cut short, or another kind of file; restore it from a copy, or run again"
         ) from error
-    if not ours:
+    if tree.attrs.get("format") != FORMAT:
         raise ValueError(
             f"{file} must be a result saved by foldwise, with the attribute format="
             f'"{FORMAT}", but it is another netCDF file; pass the path given to result.save'
@@ -218,6 +206,23 @@ def _read(file: Path) -> xr.DataTree:
             "it is damaged or was changed; restore it from a copy, or run again"
         )
     return tree
+
+
+def _open(file: Path) -> tuple[xr.DataTree, bool]:
+    """The file's groups, read if they are foldwise's, and whether they match their checksum."""
+    import h5py
+
+    h5py.File(file, "r").close()  # h5netcdf does not clean up after a file that does not open
+    with xr.open_datatree(
+        file,
+        engine="h5netcdf",
+        mask_and_scale=False,
+        decode_times=False,
+        decode_timedelta=False,
+    ) as tree:
+        if tree.attrs.get("format") != FORMAT:
+            return tree, False
+        return tree.load(), _checksum(tree) == tree.attrs.get("checksum")
 
 
 def _need_h5netcdf() -> None:
@@ -316,7 +321,7 @@ def _attributes(info: dict[str, Any]) -> dict[str, Any]:
             as_json.append(key)
             value = json.dumps(value, default=_json_default)
         attributes[key] = value
-    return {**attributes, "json_keys": " ".join(as_json)}
+    return {**attributes, "json_keys": json.dumps(as_json)}
 
 
 def _json_default(value: Any) -> Any:
@@ -324,7 +329,7 @@ def _json_default(value: Any) -> Any:
 
 
 def _info(attributes: dict[Any, Any]) -> dict[str, Any]:
-    as_json = attributes["json_keys"].split()
+    as_json = json.loads(attributes["json_keys"])
     return {
         key: json.loads(value) if key in as_json else _plain_number(value)
         for key, value in attributes.items()
@@ -404,20 +409,18 @@ def _stored(values: np.ndarray, dims: tuple[Any, ...] = ()) -> xr.Variable:
     Dimensions without a name are named by their size, so that groups never disagree about them.
     """
     kind, attributes = values.dtype.kind, {"numpy_dtype": values.dtype.str}
-    if values.dtype.str[1:] in ("f4", "f8") or kind in "iu":
+    if values.dtype.isnative and (kind in "iu" or values.dtype in (np.float32, np.float64)):
         attributes = {}
+    elif kind in "iu" or values.dtype.str[1:] in ("f4", "f8"):
+        values = values.astype(values.dtype.newbyteorder("="))
     elif kind == "b":
         values = values.astype(np.int8)
     elif kind in "mM":
-        unit = _TIME_UNITS.get(np.datetime_data(values.dtype)[0])
-        if unit and np.datetime_data(values.dtype)[1] == 1:
-            attributes["units"] = unit if kind == "m" else f"{unit} since 1970-01-01"
-        values = values.view(np.int64)
+        values, attributes["units"] = values.view(np.int64), _units(values.dtype)
     elif kind in "OT":
-        values, attributes = _labels(values.astype(object)), {"numpy_dtype": "object"}
-    elif kind != "U":  # complex, half and extended precision: bytes
-        bytes_of = np.ascontiguousarray(values).reshape(*values.shape, 1).view(np.uint8)
-        values = bytes_of
+        values, attributes = _texts(values.astype(object))
+    elif kind != "U":  # complex numbers, half and extended precision: bytes
+        values = np.ascontiguousarray(values).reshape(*values.shape, 1).view(np.uint8)
     names = list(dims)
     for size in values.shape[len(names) :]:
         same = sum(name.startswith(f"size_{size}_") for name in names)
@@ -425,27 +428,36 @@ def _stored(values: np.ndarray, dims: tuple[Any, ...] = ()) -> xr.Variable:
     return xr.Variable(names, values, attributes)
 
 
+def _units(dtype: np.dtype) -> str:
+    """Units of dates or durations by the netCDF conventions, where these have a name for them."""
+    unit, step = np.datetime_data(dtype)
+    if unit not in _TIME_UNITS or step != 1:
+        return f"{step} {unit}"
+    return _TIME_UNITS[unit] + (" since 1970-01-01" if dtype.kind == "M" else "")
+
+
 def _restored(variable: xr.Variable) -> np.ndarray:
     """The array that ``_stored`` took, as a copy of its own."""
-    dtype = variable.attrs.get("numpy_dtype")
-    values = np.array(variable.values)
+    values, dtype = np.array(variable.values), variable.attrs.get("numpy_dtype")
     if dtype is None:
         return values
     if dtype == "object":
-        out = np.empty(values.shape, object)
-        out[...] = np.vectorize(_label, otypes=[object])(values) if values.size else values
-        return out
+        read = json.loads if "labels" in variable.attrs else str
+        objects = np.empty(values.size, object)
+        objects[:] = [_label(read(text)) for text in values.ravel()]
+        return objects.reshape(values.shape)
     target = np.dtype(dtype)
-    if target.kind in "bU":
-        return values.astype(target)
     if target.kind in "mM":
         return values.view(target)
+    if target.kind in "biuU" or dtype[1:] in ("f4", "f8"):
+        return values.astype(target)
     return values.view(target)[..., 0]
 
 
-def _labels(values: np.ndarray) -> np.ndarray:
-    """Objects as JSON text; those that JSON and dates do not cover as their own text."""
+def _texts(values: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:
+    """Objects as text: as they are if all are text, else JSON; what JSON lacks as its own text."""
     labels = [_plain_number(value) for value in values.ravel()]
+    attributes = {"numpy_dtype": "object"}
     other = [label for label in labels if not isinstance(label, date | _PlainLabel)]
     if other:
         warnings.warn(
@@ -454,8 +466,9 @@ def _labels(values: np.ndarray) -> np.ndarray:
             "text is saved",
             stacklevel=2,
         )
-    flat = [json.dumps(_json_label(label)) for label in labels]
-    return np.array(flat, dtype=str).reshape(values.shape)
+    if not all(isinstance(label, str) for label in labels):
+        labels, attributes["labels"] = [json.dumps(_json_label(v)) for v in labels], "json"
+    return np.array(labels, dtype=str).reshape(values.shape), attributes
 
 
 def _json_label(value: Any) -> Any:
@@ -465,8 +478,7 @@ def _json_label(value: Any) -> Any:
     return value if isinstance(value, _PlainLabel) else str(value)
 
 
-def _label(text: str) -> Any:
-    value = json.loads(text)
+def _label(value: Any) -> Any:
     if isinstance(value, dict):
         ((kind, iso),) = value.items()
         return (datetime if kind == "datetime" else date).fromisoformat(iso)
@@ -584,9 +596,10 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     order = np.argsort(np.concatenate([part.test["index"] for part in parts]), kind="stable")
     counts = np.concatenate([np.diff(part.test["start"]) for part in parts])
     entries = _entries(counts, order)
-    mixing = Mixing(
-        np.concatenate([part.mixing.rhat for part in parts])[order],
-        np.fmax.reduce([part.mixing.benchmark for part in parts]),
+    mixing = replace(
+        parts[0].mixing,
+        rhat=np.concatenate([part.mixing.rhat for part in parts])[order],
+        benchmark=np.fmax.reduce([part.mixing.benchmark for part in parts]),
     )
     names = list(parts[0].scores)
     scores = {name: _merge_score(parts, name, order, entries, mixing.limit) for name in names}
@@ -670,9 +683,10 @@ def _merge_score(
     scores = [part.score(name) for part in parts]
     table = _join([score.folds for score in scores], "fold", order)
     table["status"] = ("fold", _status(table, limit))
-    rows = None
-    if any(score.rows is not None for score in scores):
-        rows = _join([_rows(part, part.score(name)) for part in parts], "test_row", entries)
+    rows, by_row = None, [score.rows for score in scores if score.rows is not None]
+    if by_row:
+        each = [_rows(part, part.score(name), list(by_row[0].data_vars)) for part in parts]
+        rows = _join(each, "test_row", entries)
     draws = parts[0].info["chains"] * parts[0].info["draws"]
     own = float(sum(score.own_variance for score in scores))
     return finish_score(name, table, rows, draws, own, *_merge_full(parts, scores))
@@ -688,19 +702,16 @@ def _join(tables: list[xr.Dataset], dim: str, order: np.ndarray) -> xr.Dataset:
     return xr.Dataset(joined(tables[0].data_vars), joined(tables[0].coords))
 
 
-def _rows(part: CVResult, score: Score) -> xr.Dataset:
+def _rows(part: CVResult, score: Score, columns: list[Any]) -> xr.Dataset:
     """Table by row; where all folds of a part test one row, that is its table by fold."""
     if score.rows is not None:
         return score.rows
-    table = score.folds
-    columns = {
-        name: ("test_row", table[name].values) for name in ("elpd", "mcse", "weight", "fold")
-    }
-    return xr.Dataset(columns, {"row": ("test_row", part.test["rows"])})
+    values = {name: ("test_row", score.folds[name].values) for name in columns}
+    return xr.Dataset(values, {"row": ("test_row", part.test["rows"])})
 
 
 def _status(table: xr.Dataset, limit: float) -> np.ndarray:
-    """Status of each fold against the benchmark of all parts, which is stricter than a part's."""
+    """Status of each fold by the merged R-hat limit, which is never below that of its part."""
     was = table["status"].values
     return fold_status(
         not_finite=was == "not finite",
@@ -731,7 +742,7 @@ def _merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray,
             variance += scores[members[0]].full_variance
             continue
         influence = np.sum([scores[k].full_influence for k in members], axis=0)
-        variance += _full_variance(influence, _fit_chains(parts[members[0]]))
+        variance += _full_variance(influence, parts[members[0]].info.get("fit_chains", 4))
     return (influence if len(shared) == 1 else np.zeros(0)), variance
 
 
@@ -745,14 +756,6 @@ def _full_variance(influence: Float[np.ndarray, " draw"], chains: int) -> float:
     return float(batch_means_variance(means, length, draws))
 
 
-def _fit_chains(result: CVResult) -> int:
-    if result.run is not None:
-        return result.run.evidence.full_chains
-    if "state" in result.info:
-        return int(result.info["state"].tree["evidence"]["full_chains"])
-    return result.info.get("fit_chains", 4)
-
-
 def _merge_info(parts: list[CVResult]) -> dict[str, Any]:
     info = {key: value for key, value in parts[0].info.items() if key != "state"}
     seconds: dict[str, float] = {}
@@ -764,7 +767,6 @@ def _merge_info(parts: list[CVResult]) -> dict[str, Any]:
         **info,
         "memory": "draws" if stored else "online",
         "seconds": seconds,
-        "fit_chains": _fit_chains(parts[0]),
         "merged": len(parts),
     }
 

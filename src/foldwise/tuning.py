@@ -74,7 +74,8 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
         joint[:, part] = np.add.reduceat(rows[:, folds.test_rows], folds.test_start[:-1], axis=1).T
         if not complete:
             held_out[:, part] = _outside_training(rows, folds).T
-        log_sum = np.logaddexp(log_sum, logsumexp(rows, axis=0))
+        with np.errstate(invalid="ignore"):
+            log_sum = np.logaddexp(log_sum, logsumexp(rows, axis=0))
         done += len(rows)
     log_mean = log_sum - np.log(len(positions))
     return FullData(positions, len(fit.positions), joint, held_out, log_mean[folds.test_rows])

@@ -1,0 +1,269 @@
+"""The workflow: arguments, targets, trouble in folds, interruption."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import foldwise as fw
+from foldwise.crossval import BatchWarning
+from foldwise.results import FoldWarning
+from foldwise.sampler import Sampler
+
+
+def run(prepared, name="regression", **arguments):
+    problem, model, fit = prepared(name)
+    settings = {"folds": problem.folds, "fit": fit, "seed": 1, "progress": False, **arguments}
+    return fw.cross_validate(model, **settings)
+
+
+@pytest.mark.parametrize(
+    "bad, kind, message",
+    [
+        ({"folds": fw.leave_one_out(30)}, ValueError, "folds have n=30 and the model n_obs=40"),
+        ({"folds": [(0, 1)]}, TypeError, "folds must be Folds, for example"),
+        ({"scores": "brier"}, ValueError, 'scores must be one of "log", "log_pointwise"; got'),
+        ({"scores": ()}, ValueError, "at least one score"),
+        ({"estimator": "median"}, ValueError, 'estimator must be one of "auto", "mean", "bridge"'),
+        ({"memory": "disk"}, ValueError, 'memory must be one of "draws", "online"; got .disk.'),
+        ({"precision": "float16"}, ValueError, 'precision must be one of "float64", "float32"'),
+        ({"draws": 40, "batch": 10}, ValueError, "at least 20 batches.*give 16; use more draws"),
+        ({"chains": 1}, ValueError, "chains must be a whole number of at least 2"),
+        ({"batch": 0}, ValueError, "batch must be a whole number of at least 1"),
+        ({"warmup": 3}, ValueError, "warmup must be a whole number of at least 10"),
+        ({"target_mcse": 0.0}, ValueError, "target_mcse must be a positive number"),
+        ({"max_draws": 10, "target_mcse": 1.0}, ValueError, "max_draws=10 must be at least draws"),
+        ({"seed": 1.5}, ValueError, "seed must be a whole number"),
+        (
+            {"folds": fw.h_block(40, 2), "estimator": "bridge"},
+            ValueError,
+            "needs a partner for every fold, but 40 of 40 have none",
+        ),
+        (
+            {"folds": fw.k_fold(40, 5), "estimator": "bridge"},
+            ValueError,
+            "needs a joint score, but log_pointwise was asked",
+        ),
+    ],
+)
+def test_bad_arguments(prepared, bad, kind, message):
+    with pytest.raises(kind, match=message):
+        run(prepared, **bad)
+
+
+def test_model_must_be_a_model(prepared):
+    problem, _, _ = prepared("regression")
+    with pytest.raises(TypeError, match=r"model must be a foldwise\.Model, got function"):
+        fw.cross_validate(lambda x: x, problem.folds)
+
+
+def test_default_scores(prepared):
+    assert list(run(prepared, folds=fw.k_fold(40, 5)).scores) == ["log_pointwise"]
+    labels = np.arange(40) % 2
+    assert list(run(prepared, folds=fw.stratified_k_fold(labels, 5)).scores) == ["log_pointwise"]
+    assert list(run(prepared).scores) == ["log"]
+    assert list(run(prepared, folds=fw.group_k_fold(labels, 2)).scores) == ["log"]
+
+
+def test_both_scores_from_one_pass(prepared):
+    both = run(prepared, "five_fold", scores=("log", "log_pointwise"))
+    joint = run(prepared, "five_fold", scores="log")
+    rows = run(prepared, "five_fold", scores="log_pointwise")
+    assert both.elpd == pytest.approx(joint.elpd, abs=1e-6)
+    assert both.score("log_pointwise").total == pytest.approx(rows.elpd, abs=1e-6)
+    assert both.rows is None and both.score("log_pointwise").rows is not None
+    with pytest.raises(ValueError, match="has the scores log, but 'log_pointwise' was asked"):
+        joint.score("log_pointwise")
+
+
+def test_pointwise_equals_joint_for_single_rows(prepared):
+    joint, rows = (run(prepared, scores=s) for s in ("log", "log_pointwise"))
+    assert rows.elpd == joint.elpd
+    assert (rows.folds["estimator"] == "bridge").all()
+
+
+def test_target_is_reached(prepared):
+    first = run(prepared, estimator="mean")
+    result = run(prepared, estimator="mean", target_mcse=0.6 * first.mcse)
+    assert result.mcse <= 0.6 * first.mcse
+    assert 200 < result.info["draws"] < 700
+
+
+def test_target_within_reach_stops_at_once(prepared):
+    assert run(prepared, target_mcse=100.0).info["draws"] == 100
+
+
+def test_most_draws_end_a_run_short_of_its_target(prepared):
+    with pytest.warns(UserWarning, match="target_mcse=0.0001 was not reached.*max_draws=150"):
+        result = run(prepared, estimator="mean", target_mcse=1e-4, max_draws=150)
+    assert result.info["draws"] == 150
+
+
+def test_full_data_draws_limit_the_target(prepared):
+    with pytest.warns(UserWarning, match="the full-data draws alone contribute.*longer fit"):
+        result = run(prepared, estimator="bridge", target_mcse=1e-4)
+    assert result.info["draws"] < 2000
+
+
+def test_subset_of_folds(prepared):
+    problem, _, _ = prepared("regression")
+    result = run(prepared, folds=problem.folds[5:9])
+    np.testing.assert_array_equal(result.folds["fold"], [5, 6, 7, 8])
+    z = (result.folds["elpd"].values - problem.joint()[5:9]) / result.folds["mcse"].values
+    assert np.abs(z).max() < 4
+
+
+def test_repeated_k_fold_weighs_rows(prepared):
+    """The same 5 folds twice: each row weighs 1/2, and the total is that of once."""
+    problem, _, _ = prepared("five_fold")
+    pairs = list(problem.folds)
+    twice = fw.from_splits(pairs + pairs, 40)
+    joint = run(prepared, "five_fold", folds=twice, scores=("log", "log_pointwise"))
+    assert abs(joint.elpd - problem.joint().sum()) < 4 * joint.mcse
+    rows = joint.score("log_pointwise")
+    assert abs(rows.total - problem.pointwise().sum()) < 4 * rows.mcse
+    once = run(prepared, "five_fold", scores="log_pointwise")
+    assert rows.se == pytest.approx(once.se, rel=0.05)
+    assert rows.mcse < once.mcse
+    assert joint.se == pytest.approx(run(prepared, "five_fold", scores="log").se, rel=0.1)
+
+
+def test_a_batch_that_is_too_short_is_said():
+    """Nearly all posterior mass along one slow direction: NUTS draws are correlated."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(6), 2)
+    y = rng.normal(size=12)
+
+    def log_prior(q):  # a funnel, centred: slow for any sampler
+        return -0.5 * q["s"] ** 2 / 9 + jnp.sum(-0.5 * (q["a"] * jnp.exp(-q["s"])) ** 2 - q["s"])
+
+    model = fw.Model(
+        log_prior,
+        lambda q: -0.5 * (0.3 * (y - q["a"][groups])) ** 2,
+        {"s": 0.0, "a": np.zeros(6)},
+        n_obs=12,
+    )
+    fit = fw.fit(model, seed=1, progress=False)
+    folds = fw.leave_group_out(groups)
+    with pytest.warns(BatchWarning, match="batch=1 is short for this model.*try batch="):
+        fw.cross_validate(model, folds, fit=fit, batch=1, seed=1, progress=False)
+
+
+# ---------------------------------------------------------------- trouble in folds
+
+
+@pytest.fixture
+def tamper(monkeypatch):
+    """tamper(fold, chain, draw, value): change what is recorded of one fold."""
+
+    def patch(fold, chain, draw, value):
+        original = Sampler._run_block
+
+        def run_block(self, *arguments):
+            for members, record, count in original(self, *arguments):
+                scores = record.scores.copy()
+                if fold in members:
+                    scores[list(members).index(fold), chain, draw] = value
+                yield members, record._replace(scores=scores), count
+
+        monkeypatch.setattr(Sampler, "_run_block", run_block)
+
+    return patch
+
+
+@pytest.mark.parametrize("estimator", ["mean", "auto"])
+@pytest.mark.parametrize("memory", ["draws", "online"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_fold_that_is_not_a_number_is_left_out_aloud(prepared, tamper, value, memory, estimator):
+    problem, _, _ = prepared("regression")
+    tamper(3, 1, 5, value)
+    with pytest.warns(FoldWarning, match=r"1 of 40 folds flagged: not finite: 1 of 40 folds \(3\)"):
+        result = run(prepared, estimator=estimator, memory=memory)
+    assert np.isnan(result.folds["elpd"].values[3])
+    assert result.folds["status"].values[3] == "not finite"
+    assert np.isfinite([result.elpd, result.se, result.mcse, result.ess, result.p]).all()
+    assert np.isfinite([result.rhat_max, *result.rhat_benchmark]).all()
+    exact = np.delete(problem.joint(), 3)
+    assert abs(result.elpd - exact.sum()) < 4 * result.mcse
+    assert result.score("log").left_out == 1
+    assert "39 of 40 folds" in str(result)
+
+
+def test_rows_that_are_not_a_number_are_left_out_aloud(prepared, tamper):
+    tamper(2, 0, 7, np.nan)
+    with pytest.warns(FoldWarning, match="not finite: 1 of 5 folds"):
+        result = run(prepared, "five_fold")
+    assert np.isnan(result.folds["elpd"].values[2])
+    assert np.isfinite([result.elpd, result.se, result.mcse, result.p]).all()
+
+
+def test_zero_density_is_a_number():
+    """A test row that is impossible for half of the fold's posterior: averaged as zero."""
+    problem = problems.regression()
+    first = np.arange(40) == 0
+    X, y = np.ones((40, 1)), problem.y
+
+    def log_likelihood(mu):
+        rows = -0.5 * (y - mu) ** 2 - 0.5 * jnp.log(2 * jnp.pi)
+        return jnp.where(first, jnp.where(mu < 0.5, 0.0, -jnp.inf), rows)
+
+    model = fw.Model(lambda mu: -0.5 * mu**2 / 9, log_likelihood, 0.0, n_obs=40)
+    folds = fw.leave_one_out(40)[:1]
+    with pytest.warns(FoldWarning, match="not finite"):
+        result = fw.cross_validate(
+            model, folds, estimator="mean", seed=1, progress=False, draws=1000, batch=20
+        )
+    # the score is log Pr(mu < 0.5) under N(mean, 1 / precision)
+    from scipy.stats import norm
+
+    precision = X[1:].T @ X[1:] + 1 / 9
+    exact = norm.logcdf(0.5, y[1:].sum() / precision, 1 / np.sqrt(precision)).item()
+    assert -3 < exact < -0.2
+    assert abs(result.folds["elpd"].values[0] - exact) < 4 * result.folds["mcse"].values[0]
+    assert result.folds["status"].values[0] == "not finite"
+
+
+def test_a_stuck_chain_is_flagged(prepared, tamper):
+    tamper(7, 2, slice(None), -1.0)
+    with pytest.warns(FoldWarning, match=r"stuck chain: 1 of 40 folds \(7\)"):
+        result = run(prepared)
+    assert np.flatnonzero(result.folds["status"] != "fine").tolist() == [7]
+    assert result.flagged.sizes["fold"] == 1
+    assert np.isfinite(result.elpd)
+
+
+def test_interrupting_a_run_leaves_nothing_behind(prepared, monkeypatch):
+    result = run(prepared)
+    before, elpd = result.draws.copy(), result.elpd
+    original, calls = Sampler._run_block, []
+
+    def interrupted(self, *arguments):
+        for item in original(self, *arguments):
+            calls.append(item)
+            yield item
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sampler, "_run_block", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        result.extend(100)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared)
+    assert len(calls) == 2
+    monkeypatch.undo()
+    np.testing.assert_array_equal(result.draws, before)
+    assert result.elpd == elpd
+    longer = result.extend(50, progress=False)
+    assert longer.info["draws"] == 150 and longer.draws.shape[2] == 150
+
+
+def test_progress_says_what_is_going_on(prepared, capsys):
+    run(prepared, progress=True)
+    assert "folds of regression" in capsys.readouterr().out
+
+
+def test_leave_one_out_of_many_rows_is_small():
+    folds = fw.leave_one_out(20_000)
+    arrays = [value for value in vars(folds).values() if isinstance(value, np.ndarray)]
+    assert sum(array.nbytes for array in arrays) < 10e6
