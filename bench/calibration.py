@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-import foldwise as fw  # noqa: E402
 import problems  # noqa: E402
+
+import foldwise as fw  # noqa: E402
 
 LOW, HIGH = 0.8, 1.25
 PROBLEMS = {
@@ -96,7 +97,9 @@ def main():
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     head = f"{'problem':30}{'score':>15}{'estimator':>10}{'memory':>8}{'rms z':>7}{'total':>7}"
-    print(head + f"{'mean error':>18}{'mcse':>8}{'heavy':>7}{'R-hat':>7}{'verdict':>14}", flush=True)
+    print(
+        head + f"{'mean error':>18}{'mcse':>8}{'heavy':>7}{'R-hat':>7}{'verdict':>14}", flush=True
+    )
     failed = False
     for name, make in PROBLEMS.items():
         if arguments.problems and not any(p in name for p in arguments.problems.split(",")):

@@ -1,4 +1,4 @@
-"""Shared set-up: seeds that can be swept, one model per problem so that programs are compiled once."""
+"""Shared set-up: seeds that can be swept, and one model per problem, compiled once."""
 
 import os
 from functools import cache

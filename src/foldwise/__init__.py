@@ -19,8 +19,33 @@ from foldwise.folds import (
     stratified_k_fold,
 )
 from foldwise.model import Model
-from foldwise.results import CVResult
+from foldwise.results import CVResult, load, merge
 from foldwise.runtime import configure
-from foldwise.storage import load, merge
+
+__all__ = [
+    "CVResult",
+    "Comparison",
+    "Fit",
+    "Folds",
+    "Model",
+    "compare",
+    "cross_validate",
+    "fit",
+    "from_labels",
+    "from_splits",
+    "from_splitter",
+    "group_k_fold",
+    "h_block",
+    "hv_block",
+    "k_fold",
+    "leave_future_out",
+    "leave_group_out",
+    "leave_one_out",
+    "load",
+    "merge",
+    "spatial_block",
+    "stratified_k_fold",
+]
+__version__ = "0.1.0"
 
 configure()

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import expit, logsumexp
+
+from foldwise.special import expit, logsumexp
 
 BLOCKS = 64
 # Largest values kept per fold for the Pareto tail fit: its tail has 3 sqrt(draws) of them, so 200
@@ -168,7 +169,7 @@ class RunningSums:
     def _merge_neighbours(self, members: Int[np.ndarray, " fold"]) -> None:
         half = BLOCKS // 2
 
-        def merge(array: np.ndarray, index: object, log: bool, axis: int = 2) -> None:
+        def merge(array: np.ndarray, index: Any, log: bool, axis: int = 2) -> None:
             old = np.moveaxis(array[index], axis, 0)
             new = np.full_like(old, -np.inf) if log else np.zeros_like(old)
             new[:half] = np.logaddexp(old[::2], old[1::2]) if log else old[::2] + old[1::2]

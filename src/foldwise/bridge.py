@@ -17,7 +17,8 @@ bias is -v0 / 2 + v1 / 2, for v0, v1 the Monte Carlo variances of these two mean
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import expit, logsumexp
+
+from foldwise.special import expit, logsumexp
 
 # Solve for this many values at a time, to bound memory.
 _CHUNK = 2**22

@@ -7,13 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import xarray as xr
 from jaxtyping import Bool, Float
-from scipy.special import ndtr, softmax
 
 from foldwise.results import (
     CVResult,
@@ -23,6 +20,11 @@ from foldwise.results import (
     unit_repeats,
     units,
 )
+from foldwise.special import normal_cdf, softmax
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
 
 # Replicates of the Bayesian bootstrap: a probability of one half is then known to 0.008.
 REPLICATES = 4000
@@ -429,7 +431,7 @@ def probability(diff: float, se: float) -> float:
     if diff == 0.0 and se == 0.0:
         return 0.5
     with np.errstate(divide="ignore"):
-        return float(ndtr(np.divide(diff, se)))
+        return float(normal_cdf(np.divide(diff, se)))
 
 
 def bayesian_bootstrap(
@@ -477,6 +479,8 @@ def _table(
     used: Bool[np.ndarray, " fold"],
 ) -> pd.DataFrame:
     """One line per model, best first."""
+    import pandas as pd
+
     total = contributions.sum(axis=0)
     order = np.argsort(-total, kind="stable")
     best = order[0]
@@ -511,6 +515,8 @@ def _table(
 
 def _by_fold(chosen: dict[str, Score]) -> xr.Dataset:
     """Scores by model and fold; for a pair also the difference, first minus second, by fold."""
+    import xarray as xr
+
     tables = [score.folds for score in chosen.values()]
     elpd = np.stack([table["elpd"].values for table in tables])
     found = xr.Dataset(

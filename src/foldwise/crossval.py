@@ -374,7 +374,7 @@ def _bridge_nodes(
 
     The guess of log r is the importance-sampling estimate -log mean(1 / l) over full-data draws.
     """
-    from scipy.special import logsumexp
+    from foldwise.special import logsumexp
 
     count = full.joint.shape[1]
     guess = np.log(count) - logsumexp(-full.joint, axis=1)
@@ -391,13 +391,14 @@ def _check_batch(full: FullData, batch: int) -> None:
 
     chosen = np.linspace(0, len(full.joint) - 1, min(20, len(full.joint))).astype(int)
     series = full.joint[chosen].reshape(len(chosen), full.chains, -1)
+    series = series[np.isfinite(series).all(axis=(1, 2)) & (np.ptp(series, axis=(1, 2)) > 0)]
     draws = series.shape[-1]
     blocks = draws // batch
-    if blocks < 2 or not np.isfinite(series).all():
+    if blocks < 2 or not len(series):
         return
     means = series[..., : blocks * batch].reshape(*series.shape[:2], blocks, batch).mean(axis=-1)
     variance = batch_means_variance(means, batch, draws)
-    by_batches = series.reshape(len(chosen), -1).var(axis=1, ddof=1) / variance
+    by_batches = series.reshape(len(series), -1).var(axis=1, ddof=1) / variance
     by_arviz = array_stats.ess(series, chain_axis=1, draw_axis=2, method="mean")
     ratio = float(np.median(by_batches / by_arviz))
     if ratio > 1.5:

@@ -131,7 +131,7 @@ class Fit:
 class _Chain(NamedTuple):
     """One NUTS chain and its adaptation."""
 
-    key: UInt32[Array, " 2"]
+    key: UInt32[Any, " 2"]
     nuts: Any
     step_size: Any
     mass: Any
@@ -140,11 +140,11 @@ class _Chain(NamedTuple):
 class _Schedule(NamedTuple):
     """What the iterations of one segment do."""
 
-    slow: Bool[Array, " draw"]
-    window_end: Bool[Array, " draw"]
-    adapting: Bool[Array, " draw"]
-    first: Int[Array, ""]
-    draws: Int[Array, ""]
+    slow: Bool[Any, " draw"]
+    window_end: Bool[Any, " draw"]
+    adapting: Bool[Any, " draw"]
+    first: Int[Any, ""]
+    draws: Int[Any, ""]
 
 
 def fit(

@@ -669,7 +669,7 @@ def _blocks(n: int, h: int, v: int, scheme: str) -> Folds:
 
 def _cluster(points: np.ndarray, k: int, seed: int) -> np.ndarray:
     """Block of each point by k-means, no block empty."""
-    from scipy.cluster.vq import ClusterError, kmeans2  # type: ignore[import-untyped]
+    from scipy.cluster.vq import ClusterError, kmeans2
 
     distinct = len(np.unique(points, axis=0))
     if k > distinct:
@@ -692,7 +692,7 @@ def _cluster(points: np.ndarray, k: int, seed: int) -> np.ndarray:
 
 def _near(points: np.ndarray, tested: np.ndarray, buffer: float) -> np.ndarray:
     """Rows that are tested, or closer than buffer to a tested row."""
-    from scipy.spatial import cKDTree  # type: ignore[import-untyped]
+    from scipy.spatial import cKDTree
 
     distance, _ = cKDTree(points[tested]).query(points)
     return np.flatnonzero(tested | (distance < buffer))

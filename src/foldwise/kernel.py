@@ -6,7 +6,7 @@ belong to the fold.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,28 +27,28 @@ _GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
 class StepSize(NamedTuple):
     """Dual averaging of a fold's log step size, shrunk towards ``centre``."""
 
-    log_step: Float[Array, " fold"]
-    log_step_average: Float[Array, " fold"]
-    error: Float[Array, " fold"]
-    centre: Float[Array, " fold"]
+    log_step: Float[Any, " fold"]
+    log_step_average: Float[Any, " fold"]
+    error: Float[Any, " fold"]
+    centre: Float[Any, " fold"]
 
 
 class ChainState(NamedTuple):
     """What the next iteration of the chains of some folds needs."""
 
-    position: Float[Array, "fold chain d"]
-    log_density: Float[Array, "fold chain"]
-    gradient: Float[Array, "fold chain d"]
-    scores: Float[Array, "fold chain ..."]
+    position: Float[Any, "fold chain d"]
+    log_density: Float[Any, "fold chain"]
+    gradient: Float[Any, "fold chain d"]
+    scores: Float[Any, "fold chain ..."]
     step_size: StepSize
 
 
 class StepInfo(NamedTuple):
     """What diagnostics want from one iteration."""
 
-    acceptance: Float[Array, "fold chain"]
-    divergent: Bool[Array, "fold chain"]
-    moved: Bool[Array, "fold chain"]
+    acceptance: Float[Any, "fold chain"]
+    divergent: Bool[Any, "fold chain"]
+    moved: Bool[Any, "fold chain"]
 
 
 # density(position) -> log density, its gradient, and the scores of the test rows
@@ -128,7 +128,7 @@ def _leapfrog(
     """Follow every chain for ``n_steps`` steps of the velocity Verlet integrator."""
 
     def body(_: int, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        p, q, _, gradient, _ = carry
+        p, q, gradient = carry[0], carry[1], carry[3]
         p = p + 0.5 * step * gradient
         q = q + step * velocity(metric, p)
         log_density, gradient, scores = density(q)

@@ -13,14 +13,15 @@ draws at hand, weighed by l^(u - t), still have ``STEP_SHARE`` of their number i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import expit
 
 from foldwise import bridge
 from foldwise.diagnostics import batch_means_variance
+from foldwise.special import expit
 from foldwise.tuning import rung_metrics, start_positions
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def climbed(evidence: Evidence, fold: int) -> Climbed:
     lengths = [length] * (len(levels) - 1) + [full_length]
     influence = [np.zeros_like(scores) for _, scores in levels]
     log_r, correction, lap = 0.0, 0.0, np.inf
-    for i, ((t, below), (u, above)) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+    for i, ((t, below), (u, above)) in enumerate(pairwise(levels)):
         low, high = (u - t) * below, (u - t) * above
         odds = float(np.log(low.size / high.size))
         eta = bridge.solve(low.reshape(1, -1), high.reshape(1, -1), odds)[0]

@@ -9,7 +9,7 @@ HMC is fast when its metric is the covariance of the posterior. Two forms, by di
   (:func:`shared_metric`).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +30,8 @@ _RELATIVE_CURVATURE = (1e-6, 1e2)
 class FoldMetric(NamedTuple):
     """A covariance per fold, and a factor of its inverse: factor factor' = covariance^-1."""
 
-    covariance: Float[Array, "fold d d"]
-    factor: Float[Array, "fold d d"]
+    covariance: Float[Any, "fold d d"]
+    factor: Float[Any, "fold d d"]
 
 
 class LocalCoordinates(NamedTuple):
@@ -42,10 +42,10 @@ class LocalCoordinates(NamedTuple):
     covariance and A the local coordinates, zero in the padding.
     """
 
-    local: Bool[Array, "fold d"]
-    curvature: Float[Array, "fold d"]
-    listed: Int[Array, "fold a"]
-    regression: Float[Array, "fold d a"]
+    local: Bool[Any, "fold d"]
+    curvature: Float[Any, "fold d"]
+    listed: Int[Any, "fold a"]
+    regression: Float[Any, "fold d a"]
 
 
 class SharedMetric(NamedTuple):
@@ -55,8 +55,8 @@ class SharedMetric(NamedTuple):
     diagonal.
     """
 
-    covariance: Float[Array, "d d"]
-    factor: Float[Array, "d d"]
+    covariance: Float[Any, "d d"]
+    factor: Float[Any, "d d"]
     folds: LocalCoordinates
 
 

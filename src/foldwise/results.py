@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from foldwise import diagnostics
 from foldwise.scores import Estimate, estimate
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import xarray as xr
 
     from foldwise.crossval import Run
     from foldwise.model import Model
@@ -185,6 +187,8 @@ class CVResult:
 
 def summarise(run: Run) -> CVResult:
     """Scores, diagnostics and status of every fold from what a run has recorded."""
+    import xarray as xr
+
     evidence, folds, settings = run.evidence, run.folds, run.settings
     mixing = diagnostics.mixing(evidence.sums, settings.seed)
     stuck = diagnostics.chain_stuck(evidence.sums, run.moves)
@@ -257,6 +261,8 @@ def _score(
     tail: np.ndarray,
     stuck: np.ndarray,
 ) -> Score:
+    import xarray as xr
+
     evidence, folds = run.evidence, run.folds
     count = evidence.chains * evidence.n_draws
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -332,7 +338,7 @@ def units(
 
 
 def unit_repeats(table: xr.Dataset, rows: xr.Dataset | None, used: np.ndarray) -> float:
-    """How often each row is tested by the folds that are units; a unit that is a row counts once."""
+    """How often the folds that are units test each row; a unit that is a row counts once."""
     if rows is not None or not used.any():
         return 1.0
     return float(1.0 / table["weight"].values[used].mean())
@@ -385,3 +391,17 @@ def warn_of_flags(result: CVResult, stacklevel: int = 3) -> None:
         flagged = int((table["status"].values != "fine").sum())
         head = f"{flagged} of {table.sizes['fold']} folds flagged: "
         warnings.warn(head + "\n  ".join(lines), FoldWarning, stacklevel=stacklevel)
+
+
+def load(path: str | Path) -> CVResult:
+    """Read a result that :meth:`CVResult.save` wrote."""
+    from foldwise import storage
+
+    return storage.load(path)
+
+
+def merge(results: Iterable[CVResult]) -> CVResult:
+    """Join results of disjoint folds of one scheme, run apart, into that of all their folds."""
+    from foldwise import storage
+
+    return storage.merge(results)

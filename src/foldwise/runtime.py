@@ -56,11 +56,11 @@ def cache_dir() -> Path | None:
 def configure() -> None:
     """Ask JAX for one CPU device per core and a compilation cache, unless the user has chosen."""
     flags = os.environ.get("XLA_FLAGS", "")
-    chosen = jax.config.jax_num_cpu_devices >= 0 or "host_platform_device_count" in flags
+    chosen = jax.config.values["jax_num_cpu_devices"] >= 0 or "host_platform_device_count" in flags
     if not chosen and not backend_started():
         jax.config.update("jax_num_cpu_devices", _requested_devices())
     folder = cache_dir()
-    if folder is not None and jax.config.jax_compilation_cache_dir is None:
+    if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _CACHE_MIN_COMPILE_SECONDS)
 

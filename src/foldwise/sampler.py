@@ -7,7 +7,7 @@ extensions are all calls of one compiled program.
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,38 +50,38 @@ class FoldData(NamedTuple):
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
     """
 
-    keys: UInt32[Array, "fold chain 2"]
-    train: Bool[Array, "fold row"]
-    temper: Float[Array, " fold"]
-    rows: Int[Array, "fold target slot"]
-    valid: Bool[Array, "fold target slot"]
+    keys: UInt32[Any, "fold chain 2"]
+    train: Bool[Any, "fold row"]
+    temper: Float[Any, " fold"]
+    rows: Int[Any, "fold target slot"]
+    valid: Bool[Any, "fold target slot"]
     metric: FoldMetric | LocalCoordinates
 
 
 class BlockState(NamedTuple):
     """All that is needed to take the chains of some folds further."""
 
-    position: Float[Array, "fold chain d"]
+    position: Float[Any, "fold chain d"]
     step_size: StepSize
 
 
 class Segment(NamedTuple):
     """What one call of :func:`advance` recorded."""
 
-    scores: Float[Array, "fold chain draw target ..."]
-    acceptance: Float[Array, " fold"]
-    divergences: Int[Array, " fold"]
-    moves: Int[Array, "fold chain"]
+    scores: Float[Any, "fold chain draw target ..."]
+    acceptance: Float[Any, " fold"]
+    divergences: Int[Any, " fold"]
+    moves: Int[Any, "fold chain"]
 
 
 class Shared(NamedTuple):
     """What all folds share in one call of :func:`advance`."""
 
-    n_steps: Int[Array, " draw"]
-    first: Int[Array, ""]
-    draws: Int[Array, ""]
-    warmup: Int[Array, ""]
-    metric: tuple[Array, ...]
+    n_steps: Int[Any, " draw"]
+    first: Int[Any, ""]
+    draws: Int[Any, ""]
+    warmup: Int[Any, ""]
+    metric: tuple[Any, ...]
 
 
 def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
@@ -101,8 +101,7 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
         return value, gradient, scores
 
     all_folds = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))
-    rows = data._replace(keys=None, metric=None)
-    return lambda position: all_folds(position, rows)
+    return lambda position: all_folds(position, data)
 
 
 def advance(

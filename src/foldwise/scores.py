@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.special import log_expit, logsumexp
 
 from foldwise import bridge
 from foldwise.accumulators import RunningSums
 from foldwise.diagnostics import batch_means_variance
 from foldwise.folds import Folds
 from foldwise.ladder import Rung, climbed
+from foldwise.special import log_expit, logsumexp
 
 SCORES = ("log", "log_pointwise")
 ESTIMATORS = ("auto", "mean", "bridge")
@@ -22,8 +22,9 @@ class Evidence:
 
     ``partner`` and ``previous`` are positions of folds: whose draws bridge this fold's score (the
     number of folds stands for the full data, -1 for none), and whose score this fold's draws
-    bridge. ``rungs`` are those of folds that overlap too little with the full data. ``full`` is the joint log density of each fold's test rows at the full-data draws,
+    bridge. ``full`` is the joint log density of each fold's test rows at the full-data draws,
     ``full_chains`` chains after one another, ``full_rows`` the log of its mean for each test row.
+    ``rungs`` are those of folds that overlap too little with the full data.
     """
 
     folds: Folds
@@ -53,8 +54,9 @@ class Estimate:
 
     ``variance`` is the Monte Carlo variance of each fold's score. That of their weighted sum has
     two parts: ``own_variance`` from the folds' draws and ``full_variance`` from the full-data
-    draws that all folds share, whose influences on the sum are ``full_influence``. ``spread`` and ``noise`` are the variances of the fold's averaged quantity over
-    draws and, times the number of draws, of its mean: their ratio gives effective draws.
+    draws that all folds share, whose influences on the sum are ``full_influence``. ``spread`` is
+    the variance of the fold's averaged quantity over draws, ``noise`` that of its mean times the
+    number of draws: their ratio gives effective draws.
     ``weight`` is zero for folds whose score is not a number; they are left out of the total.
     """
 
@@ -145,7 +147,8 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         name=name,
         elpd=elpd,
         variance=own_variance + rung_variance + partner_variance,
-        own_variance=_own_variance(evidence, weight, own, passed) + weight**2 @ rung_variance,
+        own_variance=_own_variance(evidence, weight, own, passed)
+        + float(weight**2 @ rung_variance),
         full_influence=shared,
         full_variance=float(_full_variance(evidence, shared)) if shared.size else 0.0,
         spread=spread,

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.special import logsumexp
 
 from foldwise.fit import Fit, evaluate_rows
 from foldwise.folds import Folds
@@ -25,6 +24,7 @@ from foldwise.metric import (
 from foldwise.model import Model
 from foldwise.runtime import compiled, lanes
 from foldwise.sampler import Refine
+from foldwise.special import logsumexp
 
 # Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
 _FULL_VALUES = 2**27
@@ -194,11 +194,12 @@ def curvature_metric(
     """
     points = POINTS if model.dimension <= MANY_POINTS_DIMENSION else 2
     positions = np.resize(np.swapaxes(positions, 0, 1), (points, *positions[:, 0].shape))
-    weight = np.ones((len(positions[0]), model.n_obs)) if folds is None else None
     found = []
     for first in range(0, len(positions[0]), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(positions[0])))
-        rows = weight[members] if folds is None else _row_weights(folds, members, temper)
+        rows = np.ones((len(members), model.n_obs))
+        if folds is not None:
+            rows = _row_weights(folds, members, temper)
         part = np.swapaxes(positions[:, members], 0, 1)
         found.append(_batched(model, _curvature(model), (rows, part), ()))
     curvature = np.concatenate(found)
