@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from foldwise.metric import (
-    fold_metric,
+    far_metric,
     momentum,
+    near_metric,
     noise_size,
     shared_metric,
     shrunk_covariance,
@@ -60,33 +61,55 @@ def test_local_coordinates_without_prior_curvature_are_shared(rng):
         np.testing.assert_allclose(inverse_mass_matrix(metric, fold, 3, 5), S, atol=1e-9)
 
 
-def test_fold_metric_is_the_mean_of_draws_and_curvature(rng):
+def check_momenta(metric, folds, d):
+    for fold in range(folds):
+        mass, inverse = (f(metric, fold, folds, d) for f in (mass_matrix, inverse_mass_matrix))
+        np.testing.assert_allclose(mass @ inverse, np.eye(d), atol=1e-7)
+
+
+def test_far_metric_is_the_mean_of_draws_and_curvature(rng):
     S = random_covariance(rng, 4)
     curvature = np.stack([random_covariance(rng, 4) for _ in range(3)])
-    metric = fold_metric(S, curvature)
+    metric = far_metric(S, curvature)
     for fold in range(3):
         expected = 0.5 * (S + np.linalg.inv(curvature[fold]))
-        inverse = inverse_mass_matrix(metric, fold, 3, 4)
-        np.testing.assert_allclose(inverse, expected, rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(mass_matrix(metric, fold, 3, 4) @ inverse, np.eye(4), atol=1e-8)
+        np.testing.assert_allclose(metric.covariance[fold], expected, rtol=1e-6, atol=1e-9)
+    check_momenta(metric, 3, 4)
 
 
-def test_a_fold_like_the_full_data_has_its_covariance(rng):
-    S = random_covariance(rng, 4)
-    metric = fold_metric(S, np.linalg.inv(S)[None])
-    np.testing.assert_allclose(metric.covariance[0], S, rtol=1e-8)
+def test_near_metric_of_a_normal_posterior_is_the_inverse_curvature(rng):
+    """S = H0^-1: then the fold's covariance is H^-1, whatever S is."""
+    full = random_covariance(rng, 4)
+    left_out = np.stack([np.outer(x, x) for x in 0.2 * rng.normal(size=(3, 4))])
+    metric = near_metric(np.linalg.inv(full), full, full - left_out)
+    np.testing.assert_allclose(metric.covariance, np.linalg.inv(full - left_out), rtol=1e-6)
+    check_momenta(metric, 3, 4)
+
+
+def test_near_metric_of_the_full_data_is_its_covariance(rng):
+    """Also where the curvature at one point is not the inverse of the covariance."""
+    S, curvature = random_covariance(rng, 4), random_covariance(rng, 4)
+    metric = near_metric(S, curvature, curvature[None])
+    np.testing.assert_allclose(metric.covariance[0], S, rtol=1e-6, atol=1e-9)
+
+
+def test_near_metric_frees_what_is_left_out():
+    """The second coordinate is known by the test rows only: it falls back to its prior, 1."""
+    S, full = np.diag([0.1, 0.01]), np.diag([10.0, 100.0])
+    metric = near_metric(S, full, np.diag([10.0, 1.0])[None])
+    np.testing.assert_allclose(metric.covariance[0], np.diag([0.1, 1.0]), atol=1e-9)
 
 
 def test_indefinite_curvature_enters_by_absolute_value(rng):
     vectors = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     curvature = vectors @ np.diag([2.0, -0.5, 1.0]) @ vectors.T
-    metric = fold_metric(np.eye(3), curvature[None])
+    metric = far_metric(np.eye(3), curvature[None])
     expected = vectors @ np.diag([0.5, 2.0, 1.0]) @ vectors.T
     np.testing.assert_allclose(metric.covariance[0], 0.5 * (np.eye(3) + expected), atol=1e-8)
 
 
 def test_a_direction_without_curvature_stays_bounded():
-    metric = fold_metric(np.eye(2), np.diag([1.0, 1e-30])[None])
+    metric = far_metric(np.eye(2), np.diag([1.0, 1e-30])[None])
     assert metric.covariance[0, 1, 1] == pytest.approx(0.5e6, rel=1e-3)
 
 

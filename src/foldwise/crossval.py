@@ -296,7 +296,7 @@ def _prepare(
         model,
         folds,
         previous,
-        *first_metrics(model, folds, fit, start, pilots),
+        *first_metrics(model, folds, fit, start, PILOTS),
         start,
         pilots,
         by_row,

@@ -60,6 +60,7 @@ def hmc_step(
     keys: UInt32[Array, "fold chain 2"],
     iteration: Int[Array, ""],
     n_steps: Int[Array, ""],
+    adapted: Int[Array, ""],
     adapting: Bool[Array, ""],
     refresh: Bool[Array, ""],
     density: Density,
@@ -88,7 +89,7 @@ def hmc_step(
     def choose(new: Array, old: Array) -> Array:
         return jnp.where(accepted.reshape(accepted.shape + (1,) * (new.ndim - 2)), new, old)
 
-    step_size = _adapt(state.step_size, acceptance.mean(axis=1), iteration)
+    step_size = _adapt(state.step_size, acceptance.mean(axis=1), adapted)
     step_size = jax.tree.map(
         lambda new, old: jnp.where(adapting & ~refresh, new, old), step_size, state.step_size
     )
@@ -142,8 +143,8 @@ def _kinetic(metric: Metric, p: Array) -> Array:
     return 0.5 * jnp.sum(p * velocity(metric, p), axis=-1)
 
 
-def _adapt(state: StepSize, acceptance: Array, iteration: Array) -> StepSize:
-    t = iteration.astype(acceptance.dtype) + 1.0
+def _adapt(state: StepSize, acceptance: Array, adapted: Array) -> StepSize:
+    t = adapted.astype(acceptance.dtype) + 1.0
     error = state.error + (TARGET_ACCEPTANCE - acceptance - state.error) / (t + _T0)
     log_step = jnp.minimum(state.centre - jnp.sqrt(t) / _GAMMA * error, jnp.log(LARGEST_STEP))
     weight = t**-_KAPPA

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from foldwise import bridge
 from foldwise.diagnostics import batch_means_variance
 from foldwise.special import expit
-from foldwise.tuning import rung_metrics, start_positions
+from foldwise.tuning import rung_metric, start_positions
 
 if TYPE_CHECKING:
     from foldwise.crossval import Run
@@ -76,10 +76,8 @@ def _sample_rung(
     start = start_positions(
         run.full_positions, held_out, folds, settings.chains, settings.seed + number
     )
-    metric, refine = rung_metrics(
-        run.model, run.folds, run.fit, main.metric, members, temper, start
-    )
-    sampler = main.tempered(members, temper, metric, refine, start, number + 1)
+    metric = rung_metric(run.model, run.folds, run.fit, main.metric, members, temper)
+    sampler = main.tempered(members, temper, metric, start, number + 1)
     draws = run.evidence.n_draws
     if settings.memory == "online":
         draws = min(draws, MOST_ONLINE_DRAWS)

@@ -3,7 +3,7 @@
 HMC is fast when its metric is the covariance of the posterior. Two forms, by dimension:
 
 * up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own, from the full-data draws and
-  the curvature of its log density where its chains are (:func:`fold_metric`);
+  the curvature of its log density (:func:`near_metric`, :func:`far_metric`);
 * beyond, all folds share the covariance S of the full-data draws, and only a fold's *local*
   coordinates, which none of its training rows inform, are set apart with the scale of their prior
   (:func:`shared_metric`).
@@ -124,29 +124,57 @@ def shrunk_covariance(
     return correlation * np.outer(scale, scale)
 
 
-def fold_metric(
+def near_metric(
+    covariance: Float[np.ndarray, "d d"],
+    full_curvature: Float[np.ndarray, "d d"],
+    curvature: Float[np.ndarray, "fold d d"],
+) -> FoldMetric:
+    """The full-data covariance, corrected for what each fold leaves out.
+
+    With S = L L' the covariance of the full-data draws and H0, H the curvatures (minus the
+    Hessians) of the log densities of the full data and of the fold at the same points, the fold's
+    covariance is B H^-1 B' with B = L (L' H0 L)^(1/2) L^-1. That is S when nothing is left out,
+    and H^-1 when the posterior is normal, for then S = H0^-1 and B is the identity; otherwise B
+    carries over what the draws know and the curvature at a few points does not.
+    """
+    root = np.linalg.cholesky(covariance)
+    values, vectors = np.linalg.eigh(root.T @ full_curvature @ root)
+    half = (vectors * np.sqrt(np.clip(np.abs(values), *_RELATIVE_CURVATURE))) @ vectors.T
+    carry = root @ np.linalg.solve(root.T, half).T
+    inverse = np.stack([_inverse(covariance, matrix) for matrix in curvature])
+    return _metric(carry @ inverse @ carry.T)
+
+
+def far_metric(
     covariance: Float[np.ndarray, "d d"], curvature: Float[np.ndarray, "fold d d"]
 ) -> FoldMetric:
     """The mean of the full-data covariance and of the inverse of each fold's curvature.
 
-    The curvature (minus the Hessian of the fold's log density, at a few points) knows how much
-    wider a fold is in directions that the rows left out had informed; the full-data draws know
-    what curvature at a few points misses, so that no direction becomes too narrow. On the demo
-    this halves the divergences of the curvature alone, and its worst fold has twice the ESS.
+    For folds that train on few rows, whose curvature is taken where their own chains are. The
+    full-data covariance keeps directions from becoming too narrow where the curvature at a few
+    points misleads.
     """
-    inverse = np.empty_like(curvature)
-    largest = np.diag(covariance) / _RELATIVE_CURVATURE[0]
-    for k, matrix in enumerate(curvature):
-        try:
-            np.linalg.cholesky(matrix)
-            inverse[k] = np.linalg.inv(matrix)
-            sound = bool(np.all(np.diag(inverse[k]) < largest))
-        except np.linalg.LinAlgError:
-            sound = False
-        if not sound:
-            inverse[k] = _mended_inverse(covariance, matrix)
-    mean = 0.5 * (covariance + inverse)
-    return FoldMetric(mean, np.linalg.cholesky(np.linalg.inv(mean)))
+    inverse = np.stack([_inverse(covariance, matrix) for matrix in curvature])
+    return _metric(0.5 * (covariance + inverse))
+
+
+def _metric(covariance: Float[np.ndarray, "fold d d"]) -> FoldMetric:
+    covariance = 0.5 * (covariance + np.swapaxes(covariance, 1, 2))
+    return FoldMetric(covariance, np.linalg.cholesky(np.linalg.inv(covariance)))
+
+
+def _inverse(
+    covariance: Float[np.ndarray, "d d"], curvature: Float[np.ndarray, "d d"]
+) -> Float[np.ndarray, "d d"]:
+    """Inverse of a curvature, mended first if need be."""
+    try:
+        np.linalg.cholesky(curvature)
+        inverse = np.linalg.inv(curvature)
+        if np.all(np.diag(inverse) * _RELATIVE_CURVATURE[0] < np.diag(covariance)):
+            return inverse
+    except np.linalg.LinAlgError:
+        pass
+    return _mended_inverse(covariance, curvature)
 
 
 def _mended_inverse(

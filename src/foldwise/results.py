@@ -337,6 +337,11 @@ def units(
     return np.bincount(inverse, weights=value)
 
 
+def _sum_of_known(values: np.ndarray) -> float:
+    """Sum of the values that are numbers; NaN when none is."""
+    return float(np.nansum(values)) if np.isfinite(values).any() else np.nan
+
+
 def unit_repeats(table: xr.Dataset, rows: xr.Dataset | None, used: np.ndarray) -> float:
     """How often the folds that are units test each row; a unit that is a row counts once."""
     if rows is not None or not used.any():
@@ -373,7 +378,7 @@ def finish_score(
         se=standard_error(parts, unit_repeats(table, rows, used)),
         mcse=float(np.sqrt(own_variance + full_variance)),
         ess=float(ess),
-        p=float(np.nansum(units(table, rows, used, "p"))),
+        p=_sum_of_known(units(table, rows, used, "p")),
         left_out=int((~used).sum()),
         folds=table,
         rows=rows,

@@ -17,7 +17,8 @@ from foldwise.metric import (
     LocalCoordinates,
     Metric,
     SharedMetric,
-    fold_metric,
+    far_metric,
+    near_metric,
     shared_metric,
     tempered_metric,
 )
@@ -32,7 +33,7 @@ _FULL_VALUES = 2**27
 _METRIC_VALUES = 2**26
 # Draws at which a coordinate must have no gradient to count as local.
 _LOCAL_DRAWS = 3
-# Chains at whose positions a fold's curvature is averaged; two in more dimensions.
+# Points at which a fold's curvature is averaged; two in more dimensions.
 POINTS, MANY_POINTS_DIMENSION = 4, 50
 # Folds whose curvature is computed in one call.
 _AT_ONCE = 32
@@ -124,90 +125,102 @@ def pilot_positions(
 
 
 def first_metrics(
-    model: Model,
-    folds: Folds,
-    fit: Fit,
-    start: Float[np.ndarray, "fold chain d"],
-    pilots: Float[np.ndarray, "pilot chain d"],
+    model: Model, folds: Folds, fit: Fit, start: Float[np.ndarray, "fold chain d"], pilots: int
 ) -> tuple[Metric, Metric, Refine | None]:
-    """Metric of every fold at its start, of the pilots, and how to refine the folds' later."""
+    """Metric of every fold, that of the full data for the pilots, and how to refine the first.
+
+    Folds far from the full data get theirs from where their chains are, refined during warm-up.
+    """
     if not fold_metrics_fit(model, folds):
         shared = local_metric(model, folds, fit)
-        return shared, nothing_local(shared, len(pilots)), None
-    S = fit.covariance
-    own = curvature_metric(model, folds, S, start)
-    return own, curvature_metric(model, None, S, pilots), refiner(model, folds, S, None)
+        return shared, nothing_local(shared, pilots), None
+    S, far = fit.covariance, np.flatnonzero(_far(folds))
+    own = _near(model, folds, fit, None)
+    full = _near(model, None, fit, None)
+    full = FoldMetric(*(np.repeat(part, pilots, axis=0) for part in full))
+    if not far.size:
+        return own, full, None
+
+    def refine(
+        members: Int[np.ndarray, " member"], positions: Float[np.ndarray, "member chain d"]
+    ) -> tuple[Int[np.ndarray, " far"], FoldMetric]:
+        which = np.flatnonzero(np.isin(members, far))
+        if not which.size:
+            return which, FoldMetric(*(part[:0] for part in own))
+        found = curvatures(model, folds[members[which]], positions[which], None)
+        return which, far_metric(S, found)
+
+    for part, new in zip(own, refine(far, start[far])[1], strict=True):
+        part[far] = new
+    return own, full, refine
 
 
-def refiner(
-    model: Model,
-    folds: Folds,
-    covariance: Float[np.ndarray, "d d"],
-    temper: Float[np.ndarray, " fold"] | None,
-) -> Refine:
-    """How to recompute the metric of some folds from their chains' positions."""
-
-    def refine(members: Int[np.ndarray, " member"], positions: np.ndarray) -> FoldMetric:
-        part = None if temper is None else temper[members]
-        return curvature_metric(model, folds[members], covariance, positions, part)
-
-    return refine
-
-
-def rung_metrics(
+def rung_metric(
     model: Model,
     folds: Folds,
     fit: Fit,
     metric: Metric,
     members: Int[np.ndarray, " member"],
     temper: Float[np.ndarray, " member"],
-    start: Float[np.ndarray, "member chain d"],
-) -> tuple[Metric, Refine | None]:
-    """Metric of rungs of the folds ``members``, and how to refine it."""
+) -> Metric:
+    """Metric of rungs of the folds ``members``, whose test rows weigh ``temper``."""
     if isinstance(metric, SharedMetric):
-        return tempered_metric(metric, members, temper), None
-    first = curvature_metric(model, folds[members], fit.covariance, start, temper)
-    return first, refiner(model, folds[members], fit.covariance, temper)
+        return tempered_metric(metric, members, temper)
+    return _near(model, folds[members], fit, temper)
+
+
+def _near(
+    model: Model, folds: Folds | None, fit: Fit, temper: Float[np.ndarray, " fold"] | None
+) -> FoldMetric:
+    """Full-data covariance corrected for what folds leave out; without folds, for nothing."""
+    points = fit.central_draws(_points(model))[None]
+    full = curvatures(model, None, points, None)
+    count = 1 if folds is None else len(folds)
+    found = full
+    if folds is not None:
+        found = curvatures(model, folds, np.repeat(points, count, axis=0), temper)
+    return near_metric(fit.covariance, full[0], found)
+
+
+def _points(model: Model) -> int:
+    return POINTS if model.dimension <= MANY_POINTS_DIMENSION else 2
+
+
+def _far(folds: Folds) -> Bool[np.ndarray, " fold"]:
+    """Folds that train on less than half of the rows, as early leave-future-out folds do."""
+    return folds.n_train < 0.5 * folds.n
 
 
 def fold_metrics_fit(model: Model, folds: Folds) -> bool:
-    """Whether each fold gets a metric of its own: few parameters, or folds far from the full data.
-
-    Folds that train on less than half of the rows (early leave-future-out folds) are far.
-    """
+    """Whether each fold gets its own metric: few parameters, or folds far from the full data."""
     d = model.dimension
-    far = np.mean(folds.n_train < 0.5 * folds.n) > 0.1
-    limit = FAR_METRIC_DIMENSION if far else FOLD_METRIC_DIMENSION
+    limit = FAR_METRIC_DIMENSION if _far(folds).mean() > 0.1 else FOLD_METRIC_DIMENSION
     return d <= limit and len(folds) * d * d <= _METRIC_VALUES
 
 
-def curvature_metric(
+def curvatures(
     model: Model,
     folds: Folds | None,
-    covariance: Float[np.ndarray, "d d"],
-    positions: Float[np.ndarray, "fold chain d"],
-    temper: Float[np.ndarray, " fold"] | None = None,
-) -> FoldMetric:
-    """Metric of each fold: the inverse of its mean curvature at some of its chains' positions.
+    positions: Float[np.ndarray, "fold point d"],
+    temper: Float[np.ndarray, " fold"] | None,
+) -> Float[np.ndarray, "fold d d"]:
+    """Mean curvature (minus the Hessian) of each fold's log density at some positions.
 
     ``temper`` weighs each fold's test rows (0 unless given); without folds it is the full data's.
+    Where it is not finite, it is that of a standard normal in every parameter.
     """
-    points = POINTS if model.dimension <= MANY_POINTS_DIMENSION else 2
-    positions = np.resize(np.swapaxes(positions, 0, 1), (points, *positions[:, 0].shape))
+    positions = positions[:, np.arange(_points(model)) % positions.shape[1]]
     found = []
-    for first in range(0, len(positions[0]), _AT_ONCE):
-        members = np.arange(first, min(first + _AT_ONCE, len(positions[0])))
+    for first in range(0, len(positions), _AT_ONCE):
+        members = np.arange(first, min(first + _AT_ONCE, len(positions)))
         rows = np.ones((len(members), model.n_obs))
         if folds is not None:
             rows = _row_weights(folds, members, temper)
-        part = np.swapaxes(positions[:, members], 0, 1)
-        found.append(_batched(model, _curvature(model), (rows, part), ()))
+        found.append(_batched(model, _curvature(model), (rows, positions[members]), ()))
     curvature = np.concatenate(found)
     curvature = 0.5 * (curvature + np.swapaxes(curvature, 1, 2))
-    bad = ~np.isfinite(curvature).all(axis=(1, 2))
-    if bad.any():
-        curvature[bad] = np.linalg.inv(covariance)
-    return fold_metric(covariance, curvature)
+    finite = np.isfinite(curvature).all(axis=(1, 2))
+    return np.where(finite[:, None, None], curvature, np.eye(model.dimension))
 
 
 def _curvature(model: Model) -> Any:
@@ -274,7 +287,7 @@ def _local_coordinates(
         members = np.arange(first, min(first + _AT_ONCE, len(folds)))
         found.append(_batched(model, silent, _row_weights(folds, members, None), points))
     local = np.concatenate(found)
-    d, point = model.dimension, fit.centre()
+    d, point = model.dimension, fit.central_draws(1)[0]
     directions = np.resize(np.eye(d), (-(-d // lanes()) * lanes(), d))
     curvature = compiled(model, prior_curvature, directions, point)(directions, point)[:d]
     return local, np.where(np.isfinite(curvature), curvature, 0.0)

@@ -73,7 +73,10 @@ def main() -> None:
     results = {}
     for name, covariates, seed in (("A", 4, 1), ("B", 3, 2)):
         candidate = model(data, covariates, f"{name}, {covariates} covariates")
-        results[name] = fw.cross_validate(candidate, folds, seed=seed)
+        fit = fw.fit(candidate, draws=2000, seed=seed)
+        results[name] = fw.cross_validate(
+            candidate, folds, fit=fit, draws=400, warmup=100, seed=seed
+        )
         print(results[name], end="\n\n")
     print(fw.compare(results))
 
