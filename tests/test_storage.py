@@ -15,7 +15,8 @@ import pytest
 import xarray as xr
 
 import foldwise as fw
-from foldwise import crossval, scores, storage
+from foldwise import crossval, scores, storage, tuning
+from foldwise.metric import SharedMetric
 from foldwise.results import CVResult
 
 MORE = 30
@@ -475,6 +476,17 @@ def test_rungs_survive(tmp_path):
         for f in fields(mine):
             same_bits(getattr(mine, f.name), getattr(theirs, f.name))
     same_result(crossval.summarise(run), result)
+    expected = crossval.extend(result.run, MORE, progress=False)
+    same_result(expected, found.extend(MORE, case.model, progress=False), times=False)
+
+
+def test_a_metric_that_folds_share_survives(monkeypatch, tmp_path):
+    monkeypatch.setattr(tuning, "fold_metrics_fit", lambda model, folds: False)
+    case = Case.of(problems.hierarchical())
+    result = case.run()
+    assert isinstance(result.run.sampler.metric, SharedMetric)
+    assert result.run.sampler.metric.folds.local.any()
+    found = storage.load(storage.save(result, tmp_path / "r.nc"))
     expected = crossval.extend(result.run, MORE, progress=False)
     same_result(expected, found.extend(MORE, case.model, progress=False), times=False)
 
