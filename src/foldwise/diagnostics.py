@@ -51,6 +51,24 @@ def batch_means_variance(
     return sigma2 / (chains * draws)
 
 
+def block_means(
+    series: Float[np.ndarray, "... chain draw"], length: int
+) -> Float[np.ndarray, "... chain block"]:
+    """Means of consecutive blocks of draws; what is left at the end is dropped."""
+    blocks = series.shape[-1] // length
+    whole = series[..., : blocks * length]
+    return whole.reshape(*whole.shape[:-1], blocks, length).mean(axis=-1)
+
+
+def series_variance(
+    series: Float[np.ndarray, "... chain draw"], length: int | None = None
+) -> Float[np.ndarray, " ..."]:
+    """Monte Carlo variance of the mean of stored series, by batches of sqrt(draws) unless given."""
+    draws = series.shape[-1]
+    length = length or max(int(np.sqrt(draws)), 1)
+    return batch_means_variance(block_means(series, length), length, draws)
+
+
 def rhat(
     total: Float[np.ndarray, "... chain"],
     square: Float[np.ndarray, "... chain"],

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from foldwise import bridge
-from foldwise.diagnostics import batch_means_variance
+from foldwise.diagnostics import block_means, series_variance
 from foldwise.special import expit
 from foldwise.tuning import rung_metric, start_positions
 
@@ -74,7 +74,7 @@ def _sample_rung(
     folds = run.folds[members]
     held_out = (1.0 - temper)[:, None] * run.evidence.full[members]
     start = start_positions(
-        run.full_positions, held_out, folds, settings.chains, settings.seed + number
+        run.full_positions, held_out, folds, settings.chains, settings.seed, number + 1
     )
     metric = rung_metric(run.model, run.folds, run.fit, main.metric, members, temper)
     sampler = main.tempered(members, temper, metric, start, number + 1)
@@ -165,18 +165,20 @@ def climbed(evidence: Evidence, fold: int) -> Climbed:
         up, down = f0 / f0.mean() - 1.0, f1 / f1.mean() - 1.0
         influence[i] += up
         influence[i + 1] -= down
-        correction += 0.5 * _variance(up, lengths[i]) - 0.5 * _variance(down, lengths[i + 1])
+        correction += 0.5 * float(series_variance(up, lengths[i])) - 0.5 * float(
+            series_variance(down, lengths[i + 1])
+        )
     stored = evidence.draws is not None
-    rungs = [_variance(series, length) for series in influence[int(stored) : -1]]
+    rungs = [float(series_variance(series, length)) for series in influence[int(stored) : -1]]
     return Climbed(
         log_r=float(log_r),
         correction=correction,
-        own=1.0 + _block_means(influence[0], length) if stored else None,
+        own=1.0 + block_means(influence[0], length) if stored else None,
         rung_variance=sum(rungs),
         full_influence=-influence[-1].ravel(),
         overlap=float(lap),
         spread=float(influence[0].var(ddof=1)),
-        noise=_variance(influence[0], length) * influence[0].size,
+        noise=float(series_variance(influence[0], length)) * influence[0].size,
     )
 
 
@@ -188,12 +190,3 @@ def _levels(evidence: Evidence, fold: int) -> list[tuple[float, Float[np.ndarray
         if where.size:
             levels.append((float(rung.temper[where[0]]), rung.scores[where[0]]))
     return [*levels, (1.0, evidence.full[fold].reshape(evidence.full_chains, -1))]
-
-
-def _block_means(series: Float[np.ndarray, "chain draw"], length: int) -> np.ndarray:
-    blocks = series.shape[1] // length
-    return series[:, : blocks * length].reshape(series.shape[0], blocks, length).mean(axis=-1)
-
-
-def _variance(series: Float[np.ndarray, "chain draw"], length: int) -> float:
-    return float(batch_means_variance(_block_means(series, length), length, series.shape[1]))

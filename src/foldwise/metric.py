@@ -18,8 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 # A metric per fold costs dimension^2 numbers a fold, and its curvature as many Hessian-vector
 # products as there are parameters at each of a few points: at 100, a quarter of a default run.
 FOLD_METRIC_DIMENSION = 100
-# Where many folds train on less than half of the rows, so that no shared metric fits them.
-FAR_METRIC_DIMENSION = 300
 # Beyond this a dense matrix times a vector costs more than most gradients.
 DENSE_DIMENSION = 500
 # Curvatures of a fold relative to the full data's precision are kept in this range. A direction

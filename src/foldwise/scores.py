@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise import bridge
 from foldwise.accumulators import RunningSums
-from foldwise.diagnostics import batch_means_variance
+from foldwise.diagnostics import batch_means_variance, block_means, series_variance
 from foldwise.folds import Folds
 from foldwise.ladder import Rung, climbed
 from foldwise.special import log_expit, logsumexp
@@ -310,10 +310,7 @@ def _fold_side(
         sign = 1.0 if target == 0 else -1.0
         value = np.exp(log_expit(sign * (evidence.draws[members, ..., target] - nodes[..., None])))
         mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
-        whole = value[..., : sums.full_blocks * sums.length]
-        blocks = whole.reshape(*whole.shape[:2], sums.full_blocks, sums.length).mean(axis=-1)[
-            :, None
-        ]
+        blocks = block_means(value, sums.length)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.where(mean[..., None, None] > 0, blocks / mean[..., None, None], 1.0)
         lap = np.where(square > 0, (mean * count) ** 2 / square, 0.0)
@@ -355,15 +352,8 @@ def _node_weights(
 def _full_variance(
     evidence: Evidence, influence: Float[np.ndarray, "... draw"]
 ) -> Float[np.ndarray, " ..."]:
-    """Monte Carlo variance of a mean over the full-data draws, by batch means of sqrt(draws)."""
-    chains = evidence.full_chains
-    by_chain = influence.reshape(*influence.shape[:-1], chains, -1)
-    draws = by_chain.shape[-1]
-    length = max(int(np.sqrt(draws)), 1)
-    blocks = draws // length
-    whole = by_chain[..., : blocks * length]
-    means = whole.reshape(*whole.shape[:-1], blocks, length).mean(axis=-1)
-    return batch_means_variance(means, length, draws)
+    """Monte Carlo variance of a mean over the full-data draws."""
+    return series_variance(influence.reshape(*influence.shape[:-1], evidence.full_chains, -1))
 
 
 def _own_variance(

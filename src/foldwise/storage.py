@@ -34,7 +34,7 @@ from jaxtyping import Float, Int
 
 from foldwise.accumulators import RunningSums
 from foldwise.crossval import Run, Settings
-from foldwise.diagnostics import PARETO_LIMIT, Mixing, batch_means_variance, fold_status
+from foldwise.diagnostics import PARETO_LIMIT, Mixing, fold_status, series_variance
 from foldwise.fit import Fit, evaluate_rows
 from foldwise.folds import Folds
 from foldwise.kernel import StepSize
@@ -745,18 +745,9 @@ def _merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray,
             variance += scores[members[0]].full_variance
             continue
         influence = np.sum([scores[k].full_influence for k in members], axis=0)
-        variance += _full_variance(influence, parts[members[0]].info.get("fit_chains", 4))
+        by_chain = influence.reshape(parts[members[0]].info["fit_chains"], -1)
+        variance += float(series_variance(by_chain))
     return (influence if len(shared) == 1 else np.zeros(0)), variance
-
-
-def _full_variance(influence: Float[np.ndarray, " draw"], chains: int) -> float:
-    """Monte Carlo variance of a mean over the full-data draws, as in ``scores``."""
-    by_chain = influence.reshape(chains if len(influence) % chains == 0 else 1, -1)
-    draws = by_chain.shape[1]
-    length = max(int(np.sqrt(draws)), 1)
-    blocks = draws // length
-    means = by_chain[:, : blocks * length].reshape(len(by_chain), blocks, length).mean(axis=-1)
-    return float(batch_means_variance(means, length, draws))
 
 
 def _merge_info(parts: list[CVResult]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int
 from foldwise.fit import Fit, evaluate_rows
 from foldwise.folds import Folds
 from foldwise.metric import (
-    FAR_METRIC_DIMENSION,
     FOLD_METRIC_DIMENSION,
     FoldMetric,
     LocalCoordinates,
@@ -98,6 +97,7 @@ def start_positions(
     folds: Folds,
     chains: int,
     seed: int,
+    rung: int = 0,
 ) -> Float[np.ndarray, "fold chain d"]:
     """Distinct full-data draws near each fold's posterior.
 
@@ -110,7 +110,7 @@ def start_positions(
         log_weight = -np.where(np.isfinite(log_density), log_density, np.inf)
         log_weight -= logsumexp(log_weight)
         log_weight = np.maximum(np.minimum(log_weight, -np.log(5 * chains)), -700.0)
-        rng = np.random.default_rng([seed, 4, int(number)])
+        rng = np.random.default_rng([seed, 4, int(number), rung])
         ranked = log_weight + rng.gumbel(size=len(log_weight))
         chosen[k] = np.argpartition(-ranked, chains)[:chains]
     return positions[chosen]
@@ -192,10 +192,9 @@ def _far(folds: Folds) -> Bool[np.ndarray, " fold"]:
 
 
 def fold_metrics_fit(model: Model, folds: Folds) -> bool:
-    """Whether each fold gets its own metric: few parameters, or folds far from the full data."""
+    """Whether each fold gets its own metric: few parameters, and memory for all of them."""
     d = model.dimension
-    limit = FAR_METRIC_DIMENSION if _far(folds).mean() > 0.1 else FOLD_METRIC_DIMENSION
-    return d <= limit and len(folds) * d * d <= _METRIC_VALUES
+    return d <= FOLD_METRIC_DIMENSION and len(folds) * d * d <= _METRIC_VALUES
 
 
 def curvatures(
