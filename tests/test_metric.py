@@ -8,9 +8,9 @@ from foldwise.metric import (
     momentum,
     near_metric,
     noise_size,
+    rung_curvature,
     shared_metric,
     shrunk_covariance,
-    tempered_metric,
     velocity,
 )
 from foldwise.runtime import precision_context
@@ -54,13 +54,6 @@ def test_shared_metric_momenta_fit_velocities(rng, dense, fold):
     np.testing.assert_allclose(inverse, expected, atol=1e-9)
 
 
-def test_local_coordinates_without_prior_curvature_are_shared(rng):
-    S = random_covariance(rng, 5)
-    metric = shared_metric(S, LOCAL, np.array([0.0, -1.0, 1.0, 0.0, 1.0]))
-    for fold in range(3):
-        np.testing.assert_allclose(inverse_mass_matrix(metric, fold, 3, 5), S, atol=1e-9)
-
-
 def check_momenta(metric, folds, d):
     for fold in range(folds):
         mass, inverse = (f(metric, fold, folds, d) for f in (mass_matrix, inverse_mass_matrix))
@@ -77,27 +70,16 @@ def test_far_metric_is_the_mean_of_draws_and_curvature(rng):
     check_momenta(metric, 3, 4)
 
 
-def test_near_metric_of_a_normal_posterior_is_the_inverse_curvature(rng):
-    """S = H0^-1: then the fold's covariance is H^-1, whatever S is."""
-    full = random_covariance(rng, 4)
-    left_out = np.stack([np.outer(x, x) for x in 0.2 * rng.normal(size=(3, 4))])
-    metric = near_metric(np.linalg.inv(full), full, full - left_out)
-    np.testing.assert_allclose(metric.covariance, np.linalg.inv(full - left_out), rtol=1e-6)
-    check_momenta(metric, 3, 4)
-
-
-def test_near_metric_of_the_full_data_is_its_covariance(rng):
-    """Also where the curvature at one point is not the inverse of the covariance."""
-    S, curvature = random_covariance(rng, 4), random_covariance(rng, 4)
-    metric = near_metric(S, curvature, curvature[None])
-    np.testing.assert_allclose(metric.covariance[0], S, rtol=1e-6, atol=1e-9)
-
-
-def test_near_metric_frees_what_is_left_out():
-    """The second coordinate is known by the test rows only: it falls back to its prior, 1."""
-    S, full = np.diag([0.1, 0.01]), np.diag([10.0, 100.0])
-    metric = near_metric(S, full, np.diag([10.0, 1.0])[None])
-    np.testing.assert_allclose(metric.covariance[0], np.diag([0.1, 1.0]), atol=1e-9)
+def test_near_metric_sets_local_coordinates_apart(rng):
+    S = random_covariance(rng, 5)
+    curvature = np.broadcast_to(np.array([0.5, 2.0, 1.0, 3.0, 1.0]), (3, 5))
+    metric = near_metric(S, LOCAL, curvature)
+    shared = shared_metric(S, LOCAL, curvature[0])
+    for fold in range(3):
+        np.testing.assert_allclose(
+            metric.covariance[fold], inverse_mass_matrix(shared, fold, 3, 5), atol=1e-9
+        )
+    check_momenta(metric, 3, 5)
 
 
 def test_indefinite_curvature_enters_by_absolute_value(rng):
@@ -113,15 +95,14 @@ def test_a_direction_without_curvature_stays_bounded():
     assert metric.covariance[0, 1, 1] == pytest.approx(0.5e6, rel=1e-3)
 
 
-def test_rung_metric_goes_from_prior_to_full_data(rng):
+@pytest.mark.parametrize("dense", [True, False])
+def test_rungs_go_from_prior_to_full_data(rng, dense):
     S = random_covariance(rng, 5)
-    curvature = np.array([0.5, 2.0, 1.0, 3.0, 1.0])
-    metric = shared_metric(S, LOCAL, curvature)
-    precision = np.diag(np.linalg.inv(S))
-    low = tempered_metric(metric, np.array([1]), np.array([0.0]))
-    high = tempered_metric(metric, np.array([1]), np.array([1.0]))
-    assert low.folds.curvature[0, 1] == pytest.approx(2.0)
-    assert high.folds.curvature[0, 1] == pytest.approx(precision[1])
+    S = S if dense else np.diag(S)
+    prior = np.broadcast_to(np.array([0.5, 2.0, 1.0, 3.0, 1.0]), (3, 5))
+    found = rung_curvature(S, prior, np.array([0.0, 0.5, 1.0]))
+    precision = np.diag(np.linalg.inv(S)) if dense else 1.0 / S
+    np.testing.assert_allclose(found, [prior[0], 0.5 * (prior[0] + precision), precision])
 
 
 def test_shrunk_covariance_with_few_draws_is_positive_definite(rng):

@@ -20,7 +20,15 @@ from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
 from foldwise.sampler import PILOTS, Sampler, Segment
 from foldwise.scores import ESTIMATORS, SCORES, Evidence, estimate
-from foldwise.tuning import FullData, first_metrics, full_data, pilot_positions, start_positions
+from foldwise.tuning import (
+    FullData,
+    Locals,
+    first_metrics,
+    full_data,
+    local_coordinates,
+    pilot_positions,
+    start_positions,
+)
 
 MEMORIES = ("draws", "online")
 PRECISIONS = ("float64", "float32")
@@ -55,6 +63,7 @@ class Run:
     fit: Fit
     settings: Settings
     full_positions: Float[np.ndarray, "draw d"]
+    locals: Locals
     sampler: Sampler
     evidence: Evidence
     acceptance: Float[np.ndarray, " fold"]
@@ -291,12 +300,13 @@ def _prepare(
     partner, previous = _partners(folds, settings.estimator, by_row)
     bar.start("metrics of the folds")
     start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
+    found = local_coordinates(model, folds, fit)
     pilots = pilot_positions(full, PILOTS, settings.chains, settings.seed)
     sampler = Sampler(
         model,
         folds,
         previous,
-        *first_metrics(model, folds, fit, start, PILOTS),
+        *first_metrics(model, folds, fit, found, start, PILOTS),
         start,
         pilots,
         by_row,
@@ -320,6 +330,7 @@ def _prepare(
         fit,
         settings,
         full.positions,
+        found,
         sampler,
         _no_evidence(folds, partner, previous, full, settings, by_row, draws),
         np.zeros(k),

@@ -76,7 +76,7 @@ def _sample_rung(
     start = start_positions(
         run.full_positions, held_out, folds, settings.chains, settings.seed, number + 1
     )
-    metric = rung_metric(run.model, run.folds, run.fit, main.metric, members, temper)
+    metric = rung_metric(run.fit, run.locals, main.metric, members, temper)
     sampler = main.tempered(members, temper, metric, start, number + 1)
     draws = run.evidence.n_draws
     if settings.memory == "online":

@@ -2,11 +2,12 @@
 
 HMC is fast when its metric is the covariance of the posterior. Two forms, by dimension:
 
-* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own, from the full-data draws and
-  the curvature of its log density (:func:`near_metric`, :func:`far_metric`);
-* beyond, all folds share the covariance S of the full-data draws, and only a fold's *local*
-  coordinates, which none of its training rows inform, are set apart with the scale of their prior
-  (:func:`shared_metric`).
+* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own matrix;
+* beyond, all folds share one, the covariance of the full-data draws (:func:`shared_metric`).
+
+In both, a fold's *local* coordinates, which none of its training rows inform, are set apart with
+the scale of their prior (:func:`near_metric`). Folds that train on few rows get theirs from the
+curvature of their log density where their chains are (:func:`far_metric`).
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-# A metric per fold costs dimension^2 numbers a fold, and its curvature as many Hessian-vector
+# A metric per fold costs dimension^2 numbers a fold and, for far folds, as many Hessian-vector
 # products as there are parameters at each of a few points: at 100, a quarter of a default run.
 FOLD_METRIC_DIMENSION = 100
 # Beyond this a dense matrix times a vector costs more than most gradients.
@@ -124,23 +125,25 @@ def shrunk_covariance(
 
 def near_metric(
     covariance: Float[np.ndarray, "d d"],
-    full_curvature: Float[np.ndarray, "d d"],
-    curvature: Float[np.ndarray, "fold d d"],
+    local: Bool[np.ndarray, "fold d"],
+    curvature: Float[np.ndarray, "fold d"],
 ) -> FoldMetric:
-    """The full-data covariance, corrected for what each fold leaves out.
+    """The full-data covariance, except in each fold's local coordinates.
 
-    With S = L L' the covariance of the full-data draws and H0, H the curvatures (minus the
-    Hessians) of the log densities of the full data and of the fold at the same points, the fold's
-    covariance is B H^-1 B' with B = L (L' H0 L)^(1/2) L^-1. That is S when nothing is left out,
-    and H^-1 when the posterior is normal, for then S = H0^-1 and B is the identity; otherwise B
-    carries over what the draws know and the curvature at a few points does not.
+    These are cut off from the rest and have the variance 1 / curvature of their prior, for all
+    that the full data knew of them came from the rows left out.
     """
-    root = np.linalg.cholesky(covariance)
-    values, vectors = np.linalg.eigh(root.T @ full_curvature @ root)
-    half = (vectors * np.sqrt(np.clip(np.abs(values), *_RELATIVE_CURVATURE))) @ vectors.T
-    carry = root @ np.linalg.solve(root.T, half).T
-    inverse = np.stack([_inverse(covariance, matrix) for matrix in curvature])
-    return _metric(carry @ inverse @ carry.T)
+    inside = ~local[:, :, None] & ~local[:, None, :]
+    own = np.where(local, 1.0 / np.where(local, curvature, 1.0), 0.0)
+    return _metric(np.where(inside, covariance, 0.0) + own[:, :, None] * np.eye(local.shape[1]))
+
+
+def _is_positive(matrix: Float[np.ndarray, "d d"]) -> bool:
+    try:
+        np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def far_metric(
@@ -165,13 +168,10 @@ def _inverse(
     covariance: Float[np.ndarray, "d d"], curvature: Float[np.ndarray, "d d"]
 ) -> Float[np.ndarray, "d d"]:
     """Inverse of a curvature, mended first if need be."""
-    try:
-        np.linalg.cholesky(curvature)
+    if _is_positive(curvature):
         inverse = np.linalg.inv(curvature)
         if np.all(np.diag(inverse) * _RELATIVE_CURVATURE[0] < np.diag(covariance)):
             return inverse
-    except np.linalg.LinAlgError:
-        pass
     return _mended_inverse(covariance, curvature)
 
 
@@ -194,11 +194,7 @@ def shared_metric(
     local: Bool[np.ndarray, "fold d"],
     prior_curvature: Float[np.ndarray, " d"],
 ) -> SharedMetric:
-    """The full-data covariance for every fold, and prior scales in each fold's local coordinates.
-
-    Coordinates whose prior has no curvature (flat, or not log concave) keep the shared scale.
-    """
-    local = local & (prior_curvature > 0)
+    """The full-data covariance for every fold, except in each fold's local coordinates."""
     folds, d = local.shape
     dense = covariance.ndim == 2
     width = int(local.sum(axis=1).max()) if dense else 0
@@ -218,17 +214,17 @@ def shared_metric(
     return SharedMetric(covariance, factor, LocalCoordinates(local, curvature, listed, regression))
 
 
-def tempered_metric(
-    metric: SharedMetric, members: Int[np.ndarray, " member"], temper: Float[np.ndarray, " member"]
-) -> SharedMetric:
-    """Metric of rungs: local coordinates learn from the test rows as far as these are weighed.
+def rung_curvature(
+    covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"],
+    prior_curvature: Float[np.ndarray, "fold d"],
+    temper: Float[np.ndarray, " fold"],
+) -> Float[np.ndarray, "fold d"]:
+    """Curvature of local coordinates on rungs, where test rows weigh ``temper``.
 
-    All that the full data know of a local coordinate comes from the test rows, so its curvature
-    is (1 - temper) that of the prior plus temper times the full-data precision.
+    All that the full data know of a local coordinate comes from the test rows, so it is
+    (1 - temper) that of the prior plus temper times the full-data precision.
     """
-    factor = np.asarray(metric.factor)
-    precision = (factor**2).sum(axis=1) if factor.ndim == 2 else factor**2
-    parts = LocalCoordinates(*(part[members] for part in metric.folds))
+    dense = covariance.ndim == 2
+    precision = np.diag(np.linalg.inv(covariance)) if dense else 1.0 / covariance
     t = temper[:, None]
-    curvature = np.where(parts.local, (1.0 - t) * parts.curvature + t * precision, 1.0)
-    return metric._replace(folds=parts._replace(curvature=curvature))
+    return (1.0 - t) * prior_curvature + t * precision

@@ -44,6 +44,7 @@ from foldwise.model import Model
 from foldwise.results import CVResult, Score, finish_score, units
 from foldwise.sampler import PILOTS, Sampler
 from foldwise.scores import Evidence
+from foldwise.tuning import Locals
 
 FORMAT = "foldwise-result"
 FORMAT_VERSION = 1
@@ -56,6 +57,7 @@ _RECORDS: dict[str, Any] = {
         FoldMetric,
         Folds,
         LocalCoordinates,
+        Locals,
         Mixing,
         Rung,
         RunningSums,

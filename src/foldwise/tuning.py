@@ -18,8 +18,8 @@ from foldwise.metric import (
     SharedMetric,
     far_metric,
     near_metric,
+    rung_curvature,
     shared_metric,
-    tempered_metric,
 )
 from foldwise.model import Model
 from foldwise.runtime import compiled, lanes
@@ -124,20 +124,33 @@ def pilot_positions(
     return full.positions[rng.choice(len(full.positions), (pilots, chains))]
 
 
+@dataclass(frozen=True)
+class Locals:
+    """Which coordinates are local to each fold, and the curvature of their prior."""
+
+    local: Bool[np.ndarray, "fold d"]
+    curvature: Float[np.ndarray, " d"]
+
+
 def first_metrics(
-    model: Model, folds: Folds, fit: Fit, start: Float[np.ndarray, "fold chain d"], pilots: int
+    model: Model,
+    folds: Folds,
+    fit: Fit,
+    found: Locals,
+    start: Float[np.ndarray, "fold chain d"],
+    pilots: int,
 ) -> tuple[Metric, Metric, Refine | None]:
     """Metric of every fold, that of the full data for the pilots, and how to refine the first.
 
     Folds far from the full data get theirs from where their chains are, refined during warm-up.
     """
+    S = fit.covariance
     if not fold_metrics_fit(model, folds):
-        shared = local_metric(model, folds, fit)
+        shared = shared_metric(S, found.local, found.curvature)
         return shared, nothing_local(shared, pilots), None
-    S, far = fit.covariance, np.flatnonzero(_far(folds))
-    own = _near(model, folds, fit, None)
-    full = _near(model, None, fit, None)
-    full = FoldMetric(*(np.repeat(part, pilots, axis=0) for part in full))
+    own = near_metric(S, found.local, np.broadcast_to(found.curvature, found.local.shape))
+    nothing = np.zeros((pilots, model.dimension), bool)
+    full, far = near_metric(S, nothing, np.ones(nothing.shape)), np.flatnonzero(_far(folds))
     if not far.size:
         return own, full, None
 
@@ -147,8 +160,7 @@ def first_metrics(
         which = np.flatnonzero(np.isin(members, far))
         if not which.size:
             return which, FoldMetric(*(part[:0] for part in own))
-        found = curvatures(model, folds[members[which]], positions[which], None)
-        return which, far_metric(S, found)
+        return which, far_metric(S, curvatures(model, folds[members[which]], positions[which]))
 
     for part, new in zip(own, refine(far, start[far])[1], strict=True):
         part[far] = new
@@ -156,30 +168,21 @@ def first_metrics(
 
 
 def rung_metric(
-    model: Model,
-    folds: Folds,
     fit: Fit,
+    found: Locals,
     metric: Metric,
     members: Int[np.ndarray, " member"],
     temper: Float[np.ndarray, " member"],
 ) -> Metric:
     """Metric of rungs of the folds ``members``, whose test rows weigh ``temper``."""
-    if isinstance(metric, SharedMetric):
-        return tempered_metric(metric, members, temper)
-    return _near(model, folds[members], fit, temper)
-
-
-def _near(
-    model: Model, folds: Folds | None, fit: Fit, temper: Float[np.ndarray, " fold"] | None
-) -> FoldMetric:
-    """Full-data covariance corrected for what folds leave out; without folds, for nothing."""
-    points = fit.central_draws(_points(model))[None]
-    full = curvatures(model, None, points, None)
-    count = 1 if folds is None else len(folds)
-    found = full
-    if folds is not None:
-        found = curvatures(model, folds, np.repeat(points, count, axis=0), temper)
-    return near_metric(fit.covariance, full[0], found)
+    local = found.local[members]
+    curvature = rung_curvature(
+        fit.covariance, np.broadcast_to(found.curvature, local.shape), temper
+    )
+    if isinstance(metric, FoldMetric):
+        return near_metric(fit.covariance, local, curvature)
+    parts = LocalCoordinates(*(part[members] for part in metric.folds))
+    return metric._replace(folds=parts._replace(curvature=np.where(local, curvature, 1.0)))
 
 
 def _points(model: Model) -> int:
@@ -198,24 +201,18 @@ def fold_metrics_fit(model: Model, folds: Folds) -> bool:
 
 
 def curvatures(
-    model: Model,
-    folds: Folds | None,
-    positions: Float[np.ndarray, "fold point d"],
-    temper: Float[np.ndarray, " fold"] | None,
+    model: Model, folds: Folds, positions: Float[np.ndarray, "fold chain d"]
 ) -> Float[np.ndarray, "fold d d"]:
-    """Mean curvature (minus the Hessian) of each fold's log density at some positions.
+    """Mean curvature (minus the Hessian) of each fold's log density at some of its positions.
 
-    ``temper`` weighs each fold's test rows (0 unless given); without folds it is the full data's.
     Where it is not finite, it is that of a standard normal in every parameter.
     """
     positions = positions[:, np.arange(_points(model)) % positions.shape[1]]
     found = []
     for first in range(0, len(positions), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(positions)))
-        rows = np.ones((len(members), model.n_obs))
-        if folds is not None:
-            rows = _row_weights(folds, members, temper)
-        found.append(_batched(model, _curvature(model), (rows, positions[members]), ()))
+        sharded = (folds.train_mask(members), positions[members])
+        found.append(_batched(model, _curvature(model), sharded, ()))
     curvature = np.concatenate(found)
     curvature = 0.5 * (curvature + np.swapaxes(curvature, 1, 2))
     finite = np.isfinite(curvature).all(axis=(1, 2))
@@ -225,10 +222,10 @@ def curvatures(
 def _curvature(model: Model) -> Any:
     def curvature(folds: tuple[Array, Array], _: tuple[()]) -> Array:
         def of_fold(fold: tuple[Array, Array]) -> Array:
-            weight, points = fold
+            train, points = fold
 
             def log_density(q: Array) -> Array:
-                rows = jnp.where(weight > 0, weight * model.flat_log_likelihood(q), 0.0)
+                rows = jnp.where(train, model.flat_log_likelihood(q), 0.0)
                 return model.flat_log_prior(q) + rows.sum()
 
             return -jax.lax.map(jax.hessian(log_density), points).mean(axis=0)
@@ -236,12 +233,6 @@ def _curvature(model: Model) -> Any:
         return jax.lax.map(of_fold, folds)
 
     return curvature
-
-
-def local_metric(model: Model, folds: Folds, fit: Fit) -> SharedMetric:
-    """The full-data covariance for all folds, except in each fold's local coordinates."""
-    local, curvature = _local_coordinates(model, folds, fit)
-    return shared_metric(fit.covariance, local, curvature)
 
 
 def nothing_local(metric: SharedMetric, copies: int) -> SharedMetric:
@@ -256,23 +247,21 @@ def nothing_local(metric: SharedMetric, copies: int) -> SharedMetric:
     return metric._replace(folds=nothing)
 
 
-def _local_coordinates(
-    model: Model, folds: Folds, fit: Fit
-) -> tuple[Bool[np.ndarray, "fold d"], Float[np.ndarray, " d"]]:
+def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
     """Coordinates without training information by fold, and the curvature of the log prior.
 
     A coordinate is local to a fold if the gradient of the training rows' log likelihood in it is
     exactly zero at a few draws.
     """
 
-    def silent(weight: Float[Array, "fold row"], points: Array) -> Array:
-        def of_fold(weight: Array) -> Array:
+    def silent(train: Bool[Array, "fold row"], points: Array) -> Array:
+        def of_fold(train: Array) -> Array:
             def log_likelihood(q: Array) -> Array:
-                return jnp.where(weight > 0, model.flat_log_likelihood(q), 0.0).sum()
+                return jnp.where(train, model.flat_log_likelihood(q), 0.0).sum()
 
             return jnp.all(jax.vmap(jax.grad(log_likelihood))(points) == 0.0, axis=0)
 
-        return jax.lax.map(of_fold, weight)
+        return jax.lax.map(of_fold, train)
 
     def prior_curvature(directions: Array, point: Array) -> Array:
         gradient = jax.grad(model.flat_log_prior)
@@ -284,25 +273,14 @@ def _local_coordinates(
     found = []
     for first in range(0, len(folds), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(folds)))
-        found.append(_batched(model, silent, _row_weights(folds, members, None), points))
+        found.append(_batched(model, silent, folds.train_mask(members), points))
     local = np.concatenate(found)
     d, point = model.dimension, fit.central_draws(1)[0]
     directions = np.resize(np.eye(d), (-(-d // lanes()) * lanes(), d))
     curvature = compiled(model, prior_curvature, directions, point)(directions, point)[:d]
-    return local, np.where(np.isfinite(curvature), curvature, 0.0)
-
-
-def _row_weights(
-    folds: Folds,
-    members: Int[np.ndarray, " member"],
-    temper: Float[np.ndarray, " fold"] | None,
-) -> Float[np.ndarray, "member row"]:
-    """Weight of each row in some folds' densities: 1 in training, ``temper`` in testing."""
-    weight = folds.train_mask(members).astype(float)
-    if temper is not None:
-        for row, k in enumerate(members):
-            weight[row, folds.test(k)] = temper[k]
-    return weight
+    positive = np.isfinite(curvature) & (curvature > 0)
+    # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
+    return Locals(local & positive, np.where(positive, curvature, 1.0))
 
 
 def _batched(model: Model, function: Any, sharded: Any, shared: Any) -> np.ndarray:

@@ -74,9 +74,7 @@ def main() -> None:
     for name, covariates, seed in (("A", 4, 1), ("B", 3, 2)):
         candidate = model(data, covariates, f"{name}, {covariates} covariates")
         fit = fw.fit(candidate, draws=2000, seed=seed)
-        results[name] = fw.cross_validate(
-            candidate, folds, fit=fit, draws=400, warmup=100, seed=seed
-        )
+        results[name] = fw.cross_validate(candidate, folds, fit=fit, draws=400, seed=seed)
         print(results[name], end="\n\n")
     print(fw.compare(results))
 
