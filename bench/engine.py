@@ -79,30 +79,36 @@ def radon_sampler(folds, model, chains=4):
 
 
 def gradient():
-    """Microseconds per chain-gradient: the chosen chunk, and all chains in one block."""
+    """Microseconds per chain-gradient: in the chosen chunk, and with all chains in one block."""
+    import jax
+
     import foldwise as fw
     from foldwise import sampler as sampler_module
-    from foldwise.sampler import leapfrog_counts
+    from foldwise.runtime import Program
+    from foldwise.sampler import fold_density
 
     model, group, _ = radon_like()
     folds = fw.leave_group_out(group)
-    found = {}
-    for name, limit, count in (("chunk", None, 32), ("together", 2**40, GROUPS)):
-        if limit:
-            sampler_module.CHUNK_BYTES = limit
-        sampler = radon_sampler(folds[:count], model)
-        sampler.compile()
+    repeats, found = 10, {}
+
+    def descend(block, _):
+        state, data = block
+        density = fold_density(model, data, by_row=False)
+        step = lambda _, q: q + 1e-6 * density(q)[1]  # noqa: E731
+        return jax.lax.fori_loop(0, repeats, step, state.position)
+
+    for name, limit in (("chunk", sampler_module.CHUNK_BYTES), ("together", 2**40)):
+        sampler_module.CHUNK_BYTES = limit
+        sampler = radon_sampler(folds, model)
+        members = np.arange(sampler.block) % len(folds)
+        block = (sampler._state(members), sampler._data(members))
+        program = Program(descend, block, ())
         times = []
-        for _ in range(3):
+        for _ in range(10 if name == "chunk" else 3):
             began = time.perf_counter()
-            for _ in sampler.run(10):
-                pass
-            iterations = 20 if sampler.done == 20 else 10
-            first = sampler.done - iterations
-            steps = leapfrog_counts(1, 0.3, first, iterations).sum() + 2
-            chains = -(-count // sampler.block) * sampler.block * 4
-            times.append((time.perf_counter() - began) / steps / chains * 1e6)
-        found[name] = min(times)
+            program(block, ())
+            times.append(time.perf_counter() - began)
+        found[name] = min(times) / repeats / (4 * sampler.block) * 1e6
         found[name + "_chains"] = sampler.block * 4
     return found
 

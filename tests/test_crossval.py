@@ -32,6 +32,8 @@ def run(prepared, name="regression", **arguments):
         ({"batch": 0}, ValueError, "batch must be a whole number of at least 1"),
         ({"warmup": 3}, ValueError, "warmup must be a whole number of at least 10"),
         ({"target_mcse": 0.0}, ValueError, "target_mcse must be a positive number"),
+        ({"target_mcse": "0.1"}, ValueError, "target_mcse must be a positive number"),
+        ({"fit": 3}, TypeError, r"fit must be what foldwise\.fit\(model\) returns, got int"),
         ({"max_draws": 10, "target_mcse": 1.0}, ValueError, "max_draws=10 must be at least draws"),
         ({"seed": 1.5}, ValueError, "seed must be a whole number"),
         (
@@ -222,6 +224,33 @@ def test_zero_density_is_a_number():
     assert -3 < exact < -0.2
     assert abs(result.folds["elpd"].values[0] - exact) < 4 * result.folds["mcse"].values[0]
     assert result.folds["status"].values[0] == "not finite"
+
+
+@pytest.mark.parametrize("memory", ["draws", "online"])
+def test_an_impossible_row_does_not_stop_the_others(memory):
+    """Uniform(0, e^q): without the largest value, most draws give it no density at all."""
+    y = np.append(np.linspace(0.1, 1.0, 14), 30.0)
+    model = fw.Model(
+        lambda q: -0.5 * q**2 / 25,
+        lambda q: jnp.where(y < jnp.exp(q), -q, -jnp.inf),
+        3.6,
+        n_obs=15,
+    )
+    with pytest.warns(FoldWarning, match="not finite"):
+        result = fw.cross_validate(
+            model, fw.leave_one_out(15), memory=memory, seed=1, progress=False
+        )
+    assert result.folds["status"].values[14] == "not finite"
+    assert np.isfinite(result.folds["elpd"].values[:14]).all() and np.isfinite(result.elpd)
+
+
+def test_a_poor_fit_is_said_in_the_result(prepared):
+    from dataclasses import replace
+
+    problem, model, fit = prepared("regression")
+    poor = replace(fit, divergences=7)
+    result = fw.cross_validate(model, problem.folds, fit=poor, seed=1, progress=False)
+    assert "check the full-data fit first: 7 divergent transitions" in str(result)
 
 
 def test_a_stuck_chain_is_flagged(prepared, tamper):

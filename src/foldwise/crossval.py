@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from foldwise.accumulators import GRID, RunningSums
 from foldwise.checks import check_count, check_name, resolve_seed
 from foldwise.diagnostics import batch_means_variance
-from foldwise.fit import Fit
-from foldwise.fit import fit as fit_full
+from foldwise.fit import Fit, full_data_fit
 from foldwise.folds import Folds
 from foldwise.ladder import LEAST_OVERLAP, climb
 from foldwise.model import Model
@@ -102,7 +101,8 @@ class Run:
         evidence.rungs = []
         if self.settings.estimator != "mean":
             joint = estimate(evidence, "log", self.settings.estimator)
-            far = ~(joint.overlap >= LEAST_OVERLAP) & (evidence.sums.undefined == 0)
+            possible = np.isfinite(evidence.sums.log_sum).any(axis=(1, 2))
+            far = ~(joint.overlap >= LEAST_OVERLAP) & (evidence.sums.undefined == 0) & possible
             members = np.flatnonzero(far & (evidence.partner == folds))
             if members.size:
                 climb(self, members, bar)
@@ -182,6 +182,7 @@ def cross_validate(
     names = _check_arguments(
         model,
         folds,
+        fit,
         scores,
         chains,
         draws,
@@ -197,7 +198,7 @@ def cross_validate(
     seed = resolve_seed(seed)
     began = time.perf_counter()
     if fit is None:
-        fit = fit_full(model, seed=seed, progress=progress)
+        fit = full_data_fit(model, 4, 1000, 1000, seed, progress)
     else:
         fit.check(model)
     seconds = {"fit": time.perf_counter() - began}
@@ -213,6 +214,7 @@ def cross_validate(
 def _check_arguments(
     model: Model,
     folds: Folds,
+    fit: Fit | None,
     scores: str | tuple[str, ...] | None,
     chains: int,
     draws: int,
@@ -232,6 +234,8 @@ def _check_arguments(
             f"folds must be Folds, for example foldwise.leave_one_out(n); got "
             f"{type(folds).__name__}"
         )
+    if fit is not None and not isinstance(fit, Fit):
+        raise TypeError(f"fit must be what foldwise.fit(model) returns, got {type(fit).__name__}")
     if folds.n != model.n_obs:
         raise ValueError(
             f"folds and model must have the same rows, but folds have n={folds.n} and the model "
@@ -247,7 +251,7 @@ def _check_arguments(
             f"{chains * (draws // batch)}; use more draws or a smaller batch"
         )
     if target_mcse is not None:
-        if not target_mcse > 0:
+        if not isinstance(target_mcse, (int, float, np.number)) or not target_mcse > 0:
             raise ValueError(f"target_mcse must be a positive number of nats, got {target_mcse!r}")
         if max_draws < draws:
             raise ValueError(f"max_draws={max_draws} must be at least draws={draws}")
@@ -277,8 +281,9 @@ def _check_bridge(folds: Folds, estimator: str, names: tuple[str, ...]) -> None:
     if alone:
         raise ValueError(
             f'estimator="bridge" needs a partner for every fold, but {alone} of {len(folds)} have '
-            "none, because training and test rows together are no other posterior's training "
-            'rows (buffers, gaps, windows); use estimator="auto"'
+            "none, because training and test rows together are no other posterior's training rows "
+            "(buffers, gaps, windows, a last fold that stops before the end of the data); use "
+            'estimator="auto"'
         )
 
 
@@ -389,6 +394,7 @@ def _bridge_nodes(
 
     count = full.joint.shape[1]
     guess = np.log(count) - logsumexp(-full.joint, axis=1)
+    guess = np.where(np.isfinite(guess), guess, 0.0)
     odds = np.where(partner == len(partner), np.log(own_draws / count), 0.0)
     own = (guess + odds)[:, None] + GRID
     if not (previous >= 0).any():
@@ -417,7 +423,7 @@ def _check_batch(full: FullData, batch: int) -> None:
             f"batch={batch} is short for this model: on the full-data draws, batch means see "
             f"{ratio:.1f} times as many effective draws of the score as arviz does, so Monte "
             f"Carlo errors may be {np.sqrt(ratio):.1f} times too small; try "
-            f"batch={int(np.ceil(batch * ratio**2))} with more draws",
+            f"batch={int(np.ceil(2 * batch * ratio))} with more draws",
             BatchWarning,
             stacklevel=4,
         )
@@ -438,12 +444,13 @@ def _run_to_target(run: Run, target: float, max_draws: int, bar: Progress) -> No
         needed = int(np.ceil(have * own / (target**2 - fixed) * 1.1))
         # at most three times as long at once: the error is itself an estimate
         more = min(needed, 3 * have, max_draws) - have
-        run.sample(max(more, run.settings.batch), bar)
+        run.sample(min(max(more, run.settings.batch), max_draws - have), bar)
     result = estimate(run.evidence, score, run.settings.estimator)
     if result.total_variance > target**2:
+        longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * result.full_variance / target**2))
         reason = (
             f"the full-data draws alone contribute {np.sqrt(result.full_variance):.3g}; pass a "
-            "longer fit"
+            f"longer fit, fit=foldwise.fit(model, draws={longer})"
             if result.full_variance >= target**2
             else f"max_draws={max_draws} was reached"
         )

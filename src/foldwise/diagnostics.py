@@ -27,8 +27,8 @@ ADVICE = {
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
     "bridge is not to be trusted: extend the run",
     "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
-    'mean and its error are not to be trusted: use estimator="bridge" where a partner exists, '
-    "or score by row",
+    "mean and its error are not to be trusted: bridge joint scores where the fold has a partner, "
+    "else score by row, or extend the run",
     "few effective draws": "fewer than 50 effective draws: extend the run",
     "low acceptance": "acceptance is under 0.5: run a longer warm-up",
 }

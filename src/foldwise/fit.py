@@ -170,7 +170,16 @@ def fit(
         Number of chains, of draws kept from each, and of adaptation iterations before.
     seed
         Whole number; None draws one, which the result records.
+    progress
+        Whether to show a progress bar.
     """
+    return full_data_fit(model, chains, draws, warmup, seed, progress)
+
+
+def full_data_fit(
+    model: Model, chains: int, draws: int, warmup: int, seed: int | None, progress: bool
+) -> Fit:
+    """What :func:`fit` does; its warning points at the caller of the function that calls it."""
     check_count("chains", chains, 2)
     check_count("draws", draws, 100)
     check_count("warmup", warmup, 100)
@@ -196,7 +205,7 @@ def fit(
     )
     if result.problems():
         message = f"full-data fit of {model.name or 'model'}: {'; '.join(result.problems())}"
-        warnings.warn(message, FitWarning, stacklevel=2)
+        warnings.warn(message, FitWarning, stacklevel=3)
     return result
 
 

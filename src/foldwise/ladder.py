@@ -58,6 +58,7 @@ def climb(run: Run, members: Int[np.ndarray, " member"], bar: Progress) -> None:
         scores = evidence.draws[members, ..., 0]
     for number in range(1, MOST_RUNGS + 1):
         far = _overlap_with_full(evidence, members, temper, scores) < LEAST_OVERLAP
+        far &= np.isfinite(scores).any(axis=(1, 2))
         if not far.any():
             return
         members, temper, scores = members[far], temper[far], scores[far]

@@ -127,6 +127,8 @@ def _sampling_lines(result: CVResult) -> list[str]:
     lines = _wrap(f"Monte Carlo: ESS {_whole(result.ess)}, {rhat}") + _wrap(ran)
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
+    if result.info.get("fit_problems"):
+        lines += _wrap(f"check the full-data fit first: {result.info['fit_problems']}")
     return lines
 
 
