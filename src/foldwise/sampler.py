@@ -23,9 +23,8 @@ from foldwise.runtime import Program, compiled, lanes
 # Iterations per call of the compiled program: short enough for a lively progress bar and a quick
 # answer to Ctrl-C, long enough that calls cost nothing.
 SEGMENT = 50
-# A gradient is fastest while the row values of a chunk's chains stay in the cache of a core: on a
-# radon-like problem (12,573 rows) 61 us per chain for 8 to 32 chains (0.8 to 3.2 MB a row array),
-# 72 us for 4, 105 us for 64 and 338 us for all 1,544 (one core, 1 MB L2, bench/engine.py).
+# A gradient is fastest while the row values of a chunk's chains stay in the cache of a core:
+# bench/engine.py prints its time in the chosen chunk and with all chains together.
 CHUNK_BYTES = 2**21
 # On an accelerator a block is as large as this much memory for one array of row values.
 DEVICE_BYTES = 2**28
@@ -33,8 +32,7 @@ DEVICE_BYTES = 2**28
 PILOTS = 8
 # Mean length of HMC's trajectories, in units where the metric makes the posterior a standard
 # normal, whose motion has period 2 pi. A quarter period would make the next draw uncorrelated with
-# this one where the metric fits; the third part of one is kinder to directions wider than it. On
-# the demo, mean lengths of pi / 2, 2 pi / 3 and 3 pi / 4 gave R-hat-max of 1.08, 1.04 and 1.03.
+# this one where the metric fits; the third part of one is kinder to directions wider than it.
 TRAJECTORY = 2.0 / 3.0 * np.pi
 # Lengths vary by this share either way, so that no direction resonates.
 JITTER = 0.8
