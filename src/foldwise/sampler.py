@@ -31,11 +31,12 @@ DEVICE_BYTES = 2**28
 # Chains of the full-data posterior, in folds, that tune the common step size.
 PILOTS = 8
 # Mean length of HMC's trajectories, in units where the metric makes the posterior a standard
-# normal, whose motion has period 2 pi. A quarter period would make the next draw uncorrelated with
-# this one where the metric fits; the third part of one is kinder to directions wider than it.
-TRAJECTORY = 2.0 / 3.0 * np.pi
-# Lengths vary by this share either way, so that no direction resonates.
-JITTER = 0.8
+# normal, whose motion has period 2 pi, and by how much of it lengths vary either way so that no
+# direction resonates. A quarter period would make the next draw uncorrelated with this one, and
+# its square too, where the metric fits; a little longer is kinder to directions wider than that.
+# bench/trajectory.py prints the gradients spent for an effective draw, here and elsewhere.
+TRAJECTORY = 5.0 / 9.0 * np.pi
+JITTER = 0.5
 
 
 Refine = Callable[
