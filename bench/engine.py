@@ -58,7 +58,7 @@ def radon_like():
 def radon_sampler(folds, model, chains=4):
     """A sampler with the shared metric and no adaptation, for timing alone."""
     from foldwise.metric import shared_metric
-    from foldwise.sampler import PILOTS, Sampler
+    from foldwise.sampler import PILOTS, Emit, Sampler
     from foldwise.tuning import nothing_local
 
     d = model.dimension
@@ -69,7 +69,7 @@ def radon_sampler(folds, model, chains=4):
     previous = np.full(len(folds), -1)
     pilot_metric = nothing_local(metric, PILOTS)
     sampler = Sampler(
-        model, folds, previous, metric, pilot_metric, None, start, pilots, False, 10, 1
+        model, folds, previous, metric, pilot_metric, None, start, pilots, Emit(), 10, 1
     )
     sampler.step_size = 0.3
     return sampler

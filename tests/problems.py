@@ -9,10 +9,82 @@ so the predictive distribution of any test rows given any training rows is norma
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.integrate import quad
+from scipy.stats import norm
 
 import foldwise as fw
+
+
+def _joint_dss(y, mean, covariance):
+    residual = y - mean
+    return -np.linalg.slogdet(covariance)[1] - residual @ np.linalg.solve(covariance, residual)
+
+
+def _joint_hyvarinen(y, mean, covariance):
+    precision = np.linalg.inv(covariance)
+    return np.sum(2 * np.diag(precision) - (precision @ (y - mean)) ** 2)
+
+
+def _energy(y, mean, covariance):
+    apart = mean_norm(np.zeros_like(y), 2 * covariance)
+    return 0.5 * apart - mean_norm(mean - y, covariance)
+
+
+def mean_norm(mean, covariance) -> float:
+    """E|z| of a normal vector z, by quadrature.
+
+    E sqrt(q) = integral over t > 0 of (1 - E exp(-t q)) t^(-3/2) / (2 sqrt(pi)), and q = |z|^2 has
+    E exp(-t q) = prod (1 + 2 t v_i)^(-1/2) exp(-t m_i^2 / (1 + 2 t v_i)) in the eigenbasis, with
+    variances v_i and means m_i; t = exp(u).
+    """
+    variance, vectors = np.linalg.eigh(covariance)
+    square = (vectors.T @ mean) ** 2
+
+    def integrand(u):
+        t = np.exp(u)
+        damp = 1 + 2 * t * variance
+        log_transform = -0.5 * np.log(damp).sum() - (t * square / damp).sum()
+        return -np.expm1(log_transform) * np.exp(-0.5 * u) / (2 * np.sqrt(np.pi))
+
+    return quad(integrand, -60, 60, limit=500, points=[-10, 0, 10])[0]
+
+
+def _crps(y, mean, sd):
+    z = (y - mean) / sd
+    return -sd * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))
+
+
+def _scrps(y, mean, sd):
+    z = (y - mean) / sd
+    apart = 2 * sd / np.sqrt(np.pi)
+    away = sd * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z))
+    return -away / apart - 0.5 * np.log(apart)
+
+
+def _interval(y, mean, sd, level=0.9):
+    half = sd * norm.ppf(0.5 + level / 2)
+    return -2 * half - 2 / (1 - level) * np.maximum(np.abs(y - mean) - half, 0)
+
+
+# Scores of test sets under a normal predictive, and of single rows.
+JOINT = {"hyvarinen": _joint_hyvarinen, "dss": _joint_dss, "energy": _energy}
+BY_ROW = {
+    "hyvarinen_pointwise": lambda y, mean, sd: 2 / sd**2 - ((y - mean) / sd**2) ** 2,
+    "dss_pointwise": lambda y, mean, sd: -2 * np.log(sd) - ((y - mean) / sd) ** 2,
+    "mse": lambda y, mean, sd: (y - mean) ** 2,
+    "rmse": lambda y, mean, sd: (y - mean) ** 2,
+    "r2": lambda y, mean, sd: (y - mean) ** 2,
+    "mae": lambda y, mean, sd: np.abs(y - mean),
+    "crps": _crps,
+    "scrps": _scrps,
+    "interval": _interval,
+    "interval_0.5": lambda y, mean, sd: _interval(y, mean, sd, 0.5),
+}
+MEANS = ("mse", "rmse", "r2", "mae")
+STORED = ("crps", "scrps", "interval", "interval_0.5", "energy")
 
 
 @dataclass(frozen=True)
@@ -27,18 +99,20 @@ class LinearProblem:
     name: str
 
     def model(self, **arguments) -> fw.Model:
-        X, y, noise, prior = self.X, self.y, self.noise, self.prior
+        X, noise, prior = self.X, self.noise, self.prior
 
-        def log_likelihood(beta):
+        def row_log_density(beta, y):
             z = (y - X @ beta) / noise
             return -0.5 * z**2 - jnp.log(noise) - 0.5 * jnp.log(2 * jnp.pi)
 
         return fw.Model(
             log_prior=lambda beta: -0.5 * jnp.sum((beta / prior) ** 2),
-            log_likelihood=log_likelihood,
+            log_likelihood=None,
             init=np.zeros(X.shape[1]),
-            n_obs=len(y),
-            y=y,
+            n_obs=len(self.y),
+            simulate=lambda key, beta: X @ beta + noise * jax.random.normal(key, (len(X),)),
+            row_log_density=row_log_density,
+            y=self.y,
             name=self.name,
             **arguments,
         )
@@ -62,12 +136,98 @@ class LinearProblem:
             [sum(self._log_density(train, [i]) for i in test) for train, test in self.folds]
         )
 
+    def exact(self, name: str) -> np.ndarray:
+        """Exact score ``name`` of each fold: of its test set, or the sum (mean) over its rows."""
+        if name == "log":
+            return self.joint()
+        if name == "log_pointwise":
+            return self.pointwise()
+        found = []
+        for train, test in self.folds:
+            mean, covariance = self.predictive(train, test)
+            if name in JOINT:
+                found.append(JOINT[name](self.y[test], mean, covariance))
+                continue
+            rows = BY_ROW[name](self.y[test], mean, np.sqrt(np.diag(covariance)))
+            found.append(rows.mean() if name in MEANS else rows.sum())
+        return np.array(found)
+
+    def exact_total(self, name: str) -> float:
+        """Exact total of the score ``name``."""
+        by_fold = self.exact(name)
+        if name not in MEANS:
+            return float(by_fold.sum())
+        mean = float(by_fold @ self.folds.n_test / self.folds.n_test.sum())
+        return {"rmse": np.sqrt(mean), "r2": 1 - mean / self.y[self.folds.test_rows].var()}.get(
+            name, mean
+        )
+
     def _log_density(self, train, test) -> float:
         mean, covariance = self.predictive(train, test)
         residual = self.y[test] - mean
         _, log_determinant = np.linalg.slogdet(covariance)
         quadratic = residual @ np.linalg.solve(covariance, residual)
         return -0.5 * (quadratic + log_determinant + len(test) * np.log(2 * np.pi))
+
+
+def grid_posterior(log_prior, log_density, grid) -> np.ndarray:
+    """Leave-one-out posterior weights of a single parameter on a grid: row x grid."""
+    rows = np.stack([log_density(theta) for theta in grid], axis=1)
+    log = log_prior(grid) + rows.sum(axis=0) - rows
+    weight = np.exp(log - log.max(axis=1, keepdims=True))
+    return weight / weight.sum(axis=1, keepdims=True)
+
+
+class Classes:
+    """Two or three classes, log odds b x, 24 rows, leave-one-out; exact by integrating over b."""
+
+    def __init__(self, classes: int = 2):
+        rng = np.random.default_rng(7)
+        self.x = rng.normal(size=24)
+        self.towards = np.array([0.0, 1.0, -0.7])[:classes]
+        p = self._probabilities(1.5)
+        self.y = (rng.random((24, 1)) > p.cumsum(axis=1)).sum(axis=1)
+        self.folds = fw.leave_one_out(24)
+        grid = np.linspace(-4, 8, 1201)
+        weight = grid_posterior(
+            lambda b: -0.125 * b**2,
+            lambda b: np.log(self._probabilities(b)[np.arange(24), self.y]),
+            grid,
+        )
+        every = np.stack([self._probabilities(b) for b in grid])
+        self.probability = np.einsum("rg,grc->rc", weight, every)
+
+    def _probabilities(self, b):
+        odds = np.exp(b * self.x[:, None] * self.towards)
+        return odds / odds.sum(axis=1, keepdims=True)
+
+    def model(self) -> fw.Model:
+        def logits(b):
+            return b * self.x[:, None] * self.towards
+
+        return fw.Model(
+            lambda b: -0.125 * b**2,
+            None,
+            0.0,
+            24,
+            simulate=lambda key, b: jax.random.categorical(key, logits(b)),
+            row_log_density=lambda b, y: jax.nn.log_softmax(logits(b))[jnp.arange(24), y],
+            y=self.y,
+            name="classes",
+        )
+
+    def exact(self, name: str) -> np.ndarray:
+        p = self.probability
+        if name == "brier":
+            gap = ((p - np.eye(p.shape[1])[self.y]) ** 2).sum(axis=1)
+            return -gap / 2 if p.shape[1] == 2 else -gap
+        if name == "accuracy":
+            return (p.argmax(axis=1) == self.y).astype(float)
+        return np.log(p[np.arange(24), self.y])
+
+    def exact_total(self, name: str) -> float:
+        by_row = self.exact(name)
+        return float(by_row.sum() if name == "log" else by_row.mean())
 
 
 def normal_mean() -> LinearProblem:

@@ -100,7 +100,7 @@ def test_rungs_mend_poor_overlap(prepared, results):
     """Without its rungs, the largest group's bridge would rest on a handful of draws."""
     from dataclasses import replace
 
-    from foldwise.scores import estimate
+    from foldwise.logscore import estimate
 
     problem, _, _ = prepared("hierarchical")
     result = results("hierarchical", "log", "bridge", "draws")
@@ -108,7 +108,7 @@ def test_rungs_mend_poor_overlap(prepared, results):
     evidence = result.run.evidence
     without = estimate(replace(evidence, rungs=[]), "log", "bridge")
     assert without.overlap[largest] < 10
-    assert abs(without.elpd[largest] - problem.joint()[largest]) > 1
+    assert abs(without.score[largest] - problem.joint()[largest]) > 1
     assert result.folds["overlap"].values[largest] > 10
     assert result.folds["status"].values[largest] == "fine"
     assert [r.temper[list(r.members).index(largest)] for r in evidence.rungs][0] > 0

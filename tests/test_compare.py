@@ -26,6 +26,7 @@ from foldwise.compare import (
 )
 from foldwise.diagnostics import Mixing
 from foldwise.results import CVResult, FoldWarning, finish_score
+from foldwise.rules import column
 
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 # the package may export the function under the module's name
@@ -70,7 +71,7 @@ def make(
 
     table = xr.Dataset(
         {
-            "elpd": full(elpd),
+            column(score): full(elpd),
             "mcse": full(mcse),
             "p": full(p),
             "weight": full(1.0 if weight is None else weight),
@@ -89,13 +90,13 @@ def make(
         weights = np.ones(len(flat)) if row_weight is None else np.asarray(row_weight)
         rows = xr.Dataset(
             {
-                "elpd": ("test_row", np.asarray(row_elpd)),
+                column(score): ("test_row", np.asarray(row_elpd)),
                 "p": ("test_row", 0.1 * np.ones(len(flat))),
                 "weight": ("test_row", weights),
             },
             coords={"row": ("test_row", flat)},
         )
-    used = np.isfinite(table["elpd"].values)
+    used = np.isfinite(table[column(score)].values)
     variance = float(((table["weight"] * table["mcse"]).values[used] ** 2).sum())
     settings = {"model": "", "scheme": "by hand", "n_obs": 50, "chains": 4, "draws": 100, **info}
     count = settings["chains"] * settings["draws"]
@@ -673,13 +674,13 @@ def test_wide_things_are_wrapped():
         status="stuck chain",
         model="m" * 200,
         scheme=", ".join(["scheme"] * 40),
-        score="a_score_with_a_very_long_name_indeed",
+        score="hyvarinen_pointwise",
         mcse=0.001,
         seed=list(range(10**9, 10**9 + 20)),
         seconds={f"phase {i}": 1.0 for i in range(20)},
     )
     assert widest(wide) <= 80
-    assert "a_score_with_a_very_long_name_indeed  -4000000000.000" in str(wide)
+    assert "hyvarinen_pointwise  -4000000000.000" in str(wide)
     assert "and 15 more" in str(wide)
     other = replace(wide, info={**wide.info, "seed": 1})
     assert widest(compare({"m " * 60: wide, "n" * 200: other})) <= 80

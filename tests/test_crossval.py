@@ -22,7 +22,7 @@ def run(prepared, name="regression", **arguments):
     [
         ({"folds": fw.leave_one_out(30)}, ValueError, "folds have n=30 and the model n_obs=40"),
         ({"folds": [(0, 1)]}, TypeError, "folds must be Folds, for example"),
-        ({"scores": "brier"}, ValueError, 'scores must be one of "log", "log_pointwise"; got'),
+        ({"scores": "briar"}, ValueError, 'scores must be among "log", "log_pointwise", .*; got'),
         ({"scores": ()}, ValueError, "at least one score"),
         ({"estimator": "median"}, ValueError, 'estimator must be one of "auto", "mean", "bridge"'),
         ({"memory": "disk"}, ValueError, 'memory must be one of "draws", "online"; got .disk.'),

@@ -15,7 +15,7 @@ import pytest
 import xarray as xr
 
 import foldwise as fw
-from foldwise import crossval, scores, storage, tuning
+from foldwise import crossval, evidence, storage, tuning
 from foldwise.metric import SharedMetric
 from foldwise.results import CVResult
 
@@ -633,9 +633,8 @@ def test_merge_takes_the_chains_of_the_fit(chains, regression, tmp_path):
     parts = [regression.run(folds[:20], fit=fit), regression.run(folds[20:], fit=fit)]
     paths = [storage.save(part, tmp_path / f"{k}.nc") for k, part in enumerate(parts)]
     merged, loaded = storage.merge(parts), storage.merge(map(storage.load, paths))
-    evidence = parts[0].run.evidence
     score = merged.score("log")
-    expected = scores._full_variance(evidence, score.full_influence)
+    expected = evidence.full_variance(parts[0].run.evidence, score.full_influence)
     assert score.full_variance == pytest.approx(expected, rel=1e-12)
     assert merged.info["fit_chains"] == chains
     same_result(merged, loaded)

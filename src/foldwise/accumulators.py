@@ -203,6 +203,94 @@ class RunningSums:
         return counts[counts > 0]
 
 
+@dataclass
+class BlockSums:
+    """Sums of what each draw contributes to a score, in the blocks of :class:`RunningSums`.
+
+    A unit is a fold or a test row; ``start`` is the first unit of each fold. Where contributions
+    carry weights, ``total`` sums exp(log weight - ``shift``) times them, ``shift`` being the unit's
+    largest log weight so far.
+    """
+
+    batch: int
+    start: Int[np.ndarray, " fold1"]
+    draws: Int[np.ndarray, " fold"]
+    total: Float[np.ndarray, "unit chain block feature"]
+    shift: Float[np.ndarray, " unit"]
+
+    @classmethod
+    def empty(
+        cls, start: Int[np.ndarray, " fold1"], chains: int, batch: int, features: int
+    ) -> "BlockSums":
+        """Sums before the first draw; blocks are added as they are reached."""
+        units = int(start[-1])
+        draws = np.zeros(len(start) - 1, np.int64)
+        shift = np.full(units, -np.inf)
+        return cls(batch, start, draws, np.zeros((units, chains, 0, features)), shift)
+
+    def units(self, members: Int[np.ndarray, " fold"]) -> Int[np.ndarray, " unit"]:
+        """Units of the folds ``members``, one fold after the other."""
+        return concatenated_ranges(self.start, members)
+
+    def update(
+        self,
+        members: Int[np.ndarray, " fold"],
+        values: Float[np.ndarray, "unit chain draw feature"],
+        log_weight: Float[np.ndarray, "unit chain draw"] | None = None,
+    ) -> None:
+        """Add consecutive draws of the folds ``members``, all of which have as many so far."""
+        units = self.units(members)
+        if log_weight is not None:
+            values = values * self._weights(units, log_weight)[..., None]
+        begin, done = int(self.draws[members[0]]), 0
+        while done < values.shape[2]:
+            length = block_length(begin + 1, self.batch)
+            if begin and length > block_length(begin, self.batch):
+                self.total[units] = _merged_pairs(self.total[units])
+            block = begin // length
+            self._reach(block)
+            count = min(values.shape[2] - done, (block + 1) * length - begin)
+            self.total[units, :, block] += values[:, :, done : done + count].sum(axis=2)
+            begin, done = begin + count, done + count
+        self.draws[members] = begin
+
+    def _reach(self, block: int) -> None:
+        """Make room for one more block."""
+        missing = block + 1 - self.total.shape[2]
+        if missing > 0:
+            self.total = np.pad(self.total, ((0, 0), (0, 0), (0, missing), (0, 0)))
+
+    def _weights(
+        self, units: Int[np.ndarray, " unit"], log_weight: Float[np.ndarray, "unit chain draw"]
+    ) -> Float[np.ndarray, "unit chain draw"]:
+        """Weights of new draws relative to the largest so far, to which older sums are scaled."""
+        old = self.shift[units]
+        new = np.fmax(old, np.where(np.isnan(log_weight), -np.inf, log_weight).max(axis=(1, 2)))
+        finite = np.isfinite(new)
+        with np.errstate(invalid="ignore"):
+            scale = np.where(finite, np.exp(old - np.where(finite, new, 0.0)), 1.0)
+            self.total[units] *= scale[:, None, None, None]
+            self.shift[units] = new
+            return np.exp(log_weight - np.where(finite, new, 0.0)[:, None, None])
+
+
+def concatenated_ranges(
+    start: Int[np.ndarray, " fold1"], members: Int[np.ndarray, " member"]
+) -> Int[np.ndarray, " entry"]:
+    """start[k], ..., start[k + 1] - 1 for each of the members k, one after the other."""
+    counts = start[members + 1] - start[members]
+    ends = counts.cumsum()
+    return np.repeat(start[members] - (ends - counts), counts) + np.arange(counts.sum())
+
+
+def _merged_pairs(total: Float[np.ndarray, "unit chain block feature"]) -> np.ndarray:
+    """Blocks merged in pairs, the other half empty."""
+    half = BLOCKS // 2
+    merged = np.zeros_like(total)
+    merged[:, :, :half] = total[:, :, ::2] + total[:, :, 1::2]
+    return merged
+
+
 def _log_add(array: Any, index: object, scores: np.ndarray) -> None:
     """Add the sum of exp(scores) over their last axis (draws) to exp(array[index]), in logs."""
     with np.errstate(invalid="ignore", divide="ignore"):

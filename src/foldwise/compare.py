@@ -17,9 +17,10 @@ from foldwise.results import (
     FoldWarning,
     Score,
     standard_error,
+    total_units,
     unit_repeats,
-    units,
 )
+from foldwise.rules import LOG_SCORES, column, find_rule
 from foldwise.special import normal_cdf, softmax
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Pair:
 class Comparison:
     """Models compared by one score, paired over folds (or over rows, for a score by row).
 
-    Scores are positively oriented: higher is better. ``table`` has one line per model, best first:
+    Differences are positively oriented, higher is better; errors such as ``rmse`` are negated for
+    them. ``table`` has one line per model, best first:
 
     - ``elpd_diff``: model minus best, so zero for the best and negative for the others;
     - ``se_diff``: its standard error, sqrt(K) sd(ddof=1) of the K paired differences;
@@ -68,6 +70,9 @@ class Comparison:
       approximation; ``prob_worse_bootstrap``: the same by the Bayesian bootstrap;
     - ``stacking``, ``pseudo_bma``, ``pseudo_bma_plus``: model weights (Yao et al. 2018);
     - ``rank``, ``elpd``, ``p``, ``se``, ``mcse``: as in each model's result.
+
+    For other scores than log scores, ``score`` and ``score_diff`` take the place of ``elpd`` and
+    ``elpd_diff``, and there are no weights and no ``p``.
 
     Everything is over the folds whose score is finite in all models; ``left_out`` counts the
     others. ``units`` are the contributions to the totals that differences are paired over, each a
@@ -192,15 +197,19 @@ def compare(
     chosen = {name: result.score(score) for name, result in named.items()}
     used = _finite_in_all(chosen)
     by_row = all(s.rows is not None for s in chosen.values())
-    parts = [units(s.folds, s.rows if by_row else None, used) for s in chosen.values()]
+    sign = find_rule(score).sign
+    parts = [
+        sign * total_units(score, s.folds, s.rows if by_row else None, used)[0]
+        for s in chosen.values()
+    ]
     contributions = np.column_stack(parts)
     mcse = np.array([_mcse(s, used) for s in chosen.values()])
     first = next(iter(chosen.values()))
     repeats = unit_repeats(first.folds, first.rows if by_row else None, used)
     return Comparison(
         score=score,
-        table=_table(chosen, contributions, repeats, mcse, used),
-        folds=_by_fold(chosen),
+        table=_table(score, chosen, contributions, repeats, mcse, used),
+        folds=_by_fold(score, chosen),
         units=contributions,
         repeats=repeats,
         model_mcse=mcse,
@@ -388,7 +397,9 @@ def _seeds(value: Any) -> set[int]:
 
 def _finite_in_all(chosen: dict[str, Score]) -> Bool[np.ndarray, " fold"]:
     """Which folds have a finite score in every model; the others are left out, with a warning."""
-    finite = {name: np.isfinite(score.folds["elpd"].values) for name, score in chosen.items()}
+    finite = {
+        name: np.isfinite(score.folds[column(score.name)].values) for name, score in chosen.items()
+    }
     used = np.logical_and.reduce(list(finite.values()))
     if used.all():
         return used
@@ -466,12 +477,13 @@ def _mcse(score: Score, used: Bool[np.ndarray, " fold"]) -> float:
     """
     table = score.folds
     variance = (table["weight"].values * table["mcse"].values) ** 2
-    whole = np.nansum(variance[np.isfinite(table["elpd"].values)])
+    whole = np.nansum(variance[np.isfinite(table[column(score.name)].values)])
     kept = np.nansum(variance[used])
     return score.mcse * float(np.sqrt(kept / whole)) if whole > 0 else score.mcse
 
 
 def _table(
+    score: str,
     chosen: dict[str, Score],
     contributions: Float[np.ndarray, "unit model"],
     repeats: float,
@@ -487,45 +499,50 @@ def _table(
     delta = contributions - contributions[:, [best]]
     replicates = bayesian_bootstrap(delta, repeats)
     differences = [paired_difference(column, repeats) for column in delta.T]
-    tables = [score.folds.isel(fold=used) for score in chosen.values()]
-    table = pd.DataFrame(
-        {
-            "elpd": total,
-            "elpd_diff": [diff for diff, _ in differences],
-            "se_diff": [se for _, se in differences],
-            "mcse_diff": np.hypot(mcse, mcse[best]),
-            "prob_worse": [probability(-diff, se) for diff, se in differences],
-            "prob_worse_bootstrap": [_share_positive(-column) for column in replicates.T],
+    name = column(score)
+    columns = {
+        name: find_rule(score).sign * total,
+        f"{name}_diff": [diff for diff, _ in differences],
+        "se_diff": [se for _, se in differences],
+        "mcse_diff": np.hypot(mcse, mcse[best]),
+        "prob_worse": [probability(-diff, se) for diff, se in differences],
+        "prob_worse_bootstrap": [_share_positive(-column) for column in replicates.T],
+    }
+    if score in LOG_SCORES:
+        tables = [s.folds.isel(fold=used) for s in chosen.values()]
+        columns |= {
             "stacking": stacking_weights(contributions),
             "pseudo_bma": softmax(total),
             "pseudo_bma_plus": softmax(len(delta) * replicates, axis=1).mean(axis=0),
             "p": [float((t["weight"] * t["p"]).sum(skipna=False)) for t in tables],
-            "se": [paired_difference(column)[1] for column in contributions.T],
-            "mcse": mcse,
-        },
-        index=pd.Index(list(chosen), name="model"),
-    )
+        }
+    columns |= {"se": [paired_difference(part)[1] for part in contributions.T], "mcse": mcse}
+    table = pd.DataFrame(columns, index=pd.Index(list(chosen), name="model"))
     winner = table.index[best]
-    table.loc[winner, ["elpd_diff", "se_diff", "mcse_diff"]] = 0.0
+    table.loc[winner, [f"{name}_diff", "se_diff", "mcse_diff"]] = 0.0
     table.loc[winner, ["prob_worse", "prob_worse_bootstrap"]] = np.nan
     table = table.iloc[order]
     table.insert(0, "rank", np.arange(1, len(table) + 1))
     return table
 
 
-def _by_fold(chosen: dict[str, Score]) -> xr.Dataset:
-    """Scores by model and fold; for a pair also the difference, first minus second, by fold."""
+def _by_fold(score: str, chosen: dict[str, Score]) -> xr.Dataset:
+    """Scores by model and fold; for a pair also the difference, first minus second, by fold.
+
+    Errors are negated in the difference, so that it favours the first model where positive.
+    """
     import xarray as xr
 
-    tables = [score.folds for score in chosen.values()]
-    elpd = np.stack([table["elpd"].values for table in tables])
+    tables, name = [s.folds for s in chosen.values()], column(score)
+    values = np.stack([table[name].values for table in tables])
     found = xr.Dataset(
-        {"elpd": (("model", "fold"), elpd)},
+        {name: (("model", "fold"), values)},
         coords={"model": list(chosen), "fold": tables[0]["fold"].values},
     )
     if len(tables) == 2:
+        sign = -1.0 if find_rule(score).error else 1.0
         with np.errstate(invalid="ignore"):  # both minus infinity
-            found["diff"] = ("fold", elpd[0] - elpd[1])
+            found["diff"] = ("fold", sign * (values[0] - values[1]))
         found["mcse"] = ("fold", np.hypot(tables[0]["mcse"].values, tables[1]["mcse"].values))
     return found
 

@@ -8,17 +8,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float, Int
 
+from foldwise import scores as scoring
 from foldwise.accumulators import GRID, RunningSums
 from foldwise.checks import check_count, check_name, resolve_seed
 from foldwise.diagnostics import batch_means_variance
+from foldwise.evidence import Evidence
 from foldwise.fit import Fit, full_data_fit
 from foldwise.folds import Folds
 from foldwise.ladder import LEAST_OVERLAP, climb
+from foldwise.logscore import ESTIMATORS
 from foldwise.model import Model
 from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
+from foldwise.rules import CURVATURE, find_rule
 from foldwise.sampler import PILOTS, Sampler, Segment
-from foldwise.scores import ESTIMATORS, SCORES, Evidence, estimate
+from foldwise.scores import bridge_guess, estimate
 from foldwise.tuning import (
     FullData,
     Locals,
@@ -72,7 +76,11 @@ class Run:
 
     def copy(self) -> "Run":
         """A run that goes on from here and leaves this one as it is."""
-        evidence = replace(self.evidence, sums=deepcopy(self.evidence.sums))
+        evidence = replace(
+            self.evidence,
+            sums=deepcopy(self.evidence.sums),
+            contributions=deepcopy(self.evidence.contributions),
+        )
         return replace(
             self,
             sampler=self.sampler.copy(),
@@ -90,6 +98,7 @@ class Run:
         if evidence.draws is not None:
             room = np.empty((*evidence.draws.shape[:2], draws, evidence.draws.shape[3]))
             evidence.draws = np.concatenate([evidence.draws, room], axis=2)
+        scoring.make_room(evidence, draws)
         warmup = max(self.settings.warmup - self.sampler.done, 0)
         bar.start(f"folds of {self.model.name or 'model'}", folds * (warmup + draws))
         for members, record, count in self.sampler.run(draws):
@@ -110,7 +119,7 @@ class Run:
 
     def _record(self, members: Int[np.ndarray, " fold"], record: Segment) -> None:
         evidence, scores, rows = self.evidence, record.scores, None
-        if self.sampler.by_row:
+        if self.sampler.emit.by_row:
             width = scores.shape[-1]
             valid = np.arange(width) < self.folds.n_test[members][:, None]
             rows = np.moveaxis(scores[:, :, :, 0], -1, 1)[valid]
@@ -118,6 +127,7 @@ class Run:
         if evidence.draws is not None:
             first = int(evidence.sums.draws[members[0]])
             evidence.draws[members, :, first : first + scores.shape[2]] = scores
+        scoring.record(evidence, members, scores, rows, record.extras)
         evidence.sums.update(members, scores, rows)
         self.acceptance[members] += record.acceptance
         self.divergences[members] += record.divergences
@@ -195,6 +205,7 @@ def cross_validate(
         precision,
     )
     model.check()
+    scoring.check_scores(names, model, folds, memory)
     seed = resolve_seed(seed)
     began = time.perf_counter()
     if fit is None:
@@ -264,7 +275,7 @@ def _check_arguments(
     if not names:
         raise ValueError("scores must name at least one score")
     for name in names:
-        check_name("scores", name, SCORES)
+        find_rule(name)
     _check_bridge(folds, estimator, names)
     return names
 
@@ -301,8 +312,8 @@ def _prepare(
     bar.start("full-data draws of the test rows")
     full = full_data(model, folds, fit)
     _check_batch(full, settings.batch)
-    by_row = "log_pointwise" in settings.scores and int(folds.n_test.max()) > 1
-    partner, previous = _partners(folds, settings.estimator, by_row)
+    emit = scoring.emitted(settings.scores, folds, model)
+    partner, previous = _partners(folds, settings.estimator, emit.by_row)
     bar.start("metrics of the folds")
     start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
     found = local_coordinates(model, folds, fit)
@@ -314,7 +325,7 @@ def _prepare(
         *first_metrics(model, folds, fit, found, start, PILOTS),
         start,
         pilots,
-        by_row,
+        emit,
         settings.warmup,
         settings.seed,
         settings.precision,
@@ -337,7 +348,7 @@ def _prepare(
         full.positions,
         found,
         sampler,
-        _no_evidence(folds, partner, previous, full, settings, by_row, draws),
+        _no_evidence(model, folds, partner, previous, full, settings, emit.by_row, draws),
         np.zeros(k),
         np.zeros(k, np.int64),
         np.zeros((k, settings.chains), np.int64),
@@ -360,6 +371,7 @@ def _partners(
 
 
 def _no_evidence(
+    model: Model,
     folds: Folds,
     partner: Int[np.ndarray, " fold"],
     previous: Int[np.ndarray, " fold"],
@@ -377,7 +389,12 @@ def _no_evidence(
         nodes = _bridge_nodes(partner, previous, full, settings.chains * draws)
     row_start = folds.test_start if by_row else None
     sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
-    return Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
+    evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
+    scoring.begin(evidence, model, settings.scores, settings.chains, settings.batch)
+    if CURVATURE.name in evidence.contributions:
+        own_draws = settings.chains * draws
+        evidence.full_curvature = scoring.full_curvature(evidence, model, full, own_draws)
+    return evidence
 
 
 def _bridge_nodes(
@@ -386,17 +403,8 @@ def _bridge_nodes(
     full: FullData,
     own_draws: int,
 ) -> Float[np.ndarray, "fold target node"]:
-    """Bridge constants for online sums, around the full-data draws' guess of the optimum.
-
-    The guess of log r is the importance-sampling estimate -log mean(1 / l) over full-data draws.
-    """
-    from foldwise.special import logsumexp
-
-    count = full.joint.shape[1]
-    guess = np.log(count) - logsumexp(-full.joint, axis=1)
-    guess = np.where(np.isfinite(guess), guess, 0.0)
-    odds = np.where(partner == len(partner), np.log(own_draws / count), 0.0)
-    own = (guess + odds)[:, None] + GRID
+    """Bridge constants for online sums, around the full-data draws' guess of the optimum."""
+    own = bridge_guess(full.joint, partner, own_draws)[:, None] + GRID
     if not (previous >= 0).any():
         return own[:, None]
     return np.stack([own, own[np.maximum(previous, 0)]], axis=1)

@@ -22,6 +22,8 @@ ACCEPTANCE_LIMIT = 0.5
 ADVICE = {
     "not finite": "log densities were NaN or infinite: check the likelihood at its extremes "
     "(overflow, log of zero, observations outside the support)",
+    "singular covariance": "the predictive covariance of the test rows is singular, as when two "
+    "rows are always predicted alike: use dss_pointwise, or leave such rows out",
     "stuck chain": "a chain did not move: reparameterise the model, or run a longer warm-up",
     "chains disagree": "R-hat is above its limit: run a longer warm-up and more draws",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
@@ -204,6 +206,7 @@ def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.n
 
 def fold_status(
     not_finite: np.ndarray,
+    singular: np.ndarray,
     stuck: np.ndarray,
     disagree: np.ndarray,
     overlap: Float[np.ndarray, " fold"],
@@ -215,6 +218,7 @@ def fold_status(
     """Status of each fold: the worst of ``ADVICE`` that holds, or "fine"."""
     conditions = {
         "not finite": not_finite,
+        "singular covariance": singular,
         "stuck chain": stuck,
         "chains disagree": disagree,
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),

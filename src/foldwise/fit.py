@@ -341,18 +341,34 @@ def evaluate_rows(
 ) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
     """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
 
+    def prior_and_rows(q: Array) -> tuple[Array, Array]:
+        return model.flat_log_prior(q), model.flat_log_likelihood(q)
+
+    return _in_batches(model, prior_and_rows, flat)
+
+
+def evaluate_derivatives(
+    model: Model, flat: Float[np.ndarray, "draw d"]
+) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
+    """First and second derivatives of row log densities by the observed values, likewise."""
+    return _in_batches(model, model.flat_derivatives, flat)
+
+
+def _in_batches(
+    model: Model, function: Callable[[Array], tuple[Array, Array]], flat: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """``function`` at flat positions, in batches of about 32 MB of row values a lane."""
+
     def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, Array]:
-        def both(q: Array) -> tuple[Array, Array]:
-            return model.flat_log_prior(q), model.flat_log_likelihood(q)
+        return jax.lax.map(function, draws, batch_size=8)
 
-        return jax.lax.map(both, draws, batch_size=8)
-
-    batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()  # about 32 MB of row values a lane
+    batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
     for first in range(0, len(flat), batch):
         part = flat[first : first + batch]
         padded = np.resize(part, (batch, part.shape[1]))
-        prior, rows = compiled(model, evaluate, padded, ())(padded, ())
-        yield prior[: len(part)], rows[: len(part)]
+        program = compiled(model, evaluate, padded, (), "float64", function.__name__)
+        one, two = program(padded, ())
+        yield one[: len(part)], two[: len(part)]
 
 
 def _by_parameter(name: str, positions: np.ndarray) -> np.ndarray:

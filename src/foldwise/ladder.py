@@ -26,8 +26,8 @@ from foldwise.tuning import rung_metric, start_positions
 
 if TYPE_CHECKING:
     from foldwise.crossval import Run
+    from foldwise.evidence import Evidence
     from foldwise.progress import Progress
-    from foldwise.scores import Evidence
 
 # Folds with less overlap than this get rungs: twice the level below which errors are off.
 LEAST_OVERLAP = 20.0
@@ -87,7 +87,7 @@ def _sample_rung(
     for block, record, count in sampler.run(draws):
         if count > 0:
             values = record.scores[:, :, :, 0]
-            joint = values.sum(axis=-1) if sampler.by_row else values
+            joint = values.sum(axis=-1) if sampler.emit.by_row else values
             scores[block, :, done[block[0]] : done[block[0]] + count] = joint
             done[block] += count
     return Rung(members, temper, scores)

@@ -145,6 +145,38 @@ class Model:
         assert self.log_likelihood is not None
         return jnp.asarray(self.log_likelihood(self.unflatten(flat)))
 
+    def flat_simulate(self, key: jax.Array, flat: Float[Array, " d"]) -> Float[Array, " row"]:
+        """One replicate of each row at a flat position."""
+        assert self.simulate is not None
+        return jnp.asarray(self.simulate(key, self.unflatten(flat)))
+
+    def flat_probabilities(
+        self, flat: Float[Array, " d"], classes: tuple[float, ...]
+    ) -> Float[Array, "class row"]:
+        """Probability of each of the ``classes`` for every row, of a model of discrete values."""
+        density, position, y = self.row_log_density, self.unflatten(flat), np.asarray(self.y)
+        assert density is not None
+        values = [np.full_like(y, value) for value in classes]
+        return jnp.exp(jnp.stack([density(position, value) for value in values]))
+
+    def flat_derivatives(
+        self, flat: Float[Array, " d"]
+    ) -> tuple[Float[Array, " row"], Float[Array, " row"]]:
+        """First and second derivative of each row's log density by its own observed value.
+
+        Each row's density depends on its own value alone (``check_derivatives``), so derivatives
+        of all rows along one direction, that of all ones, are those of each row.
+        """
+        y = jnp.asarray(self.y, flat.dtype)
+        along = jnp.ones_like(y)
+        density, position = self.row_log_density, self.unflatten(flat)
+        assert density is not None
+
+        def first(y: Array) -> Array:
+            return jax.jvp(lambda y: density(position, y), (y,), (along,))[1]
+
+        return jax.jvp(first, (y,), (along,))
+
     def check(self) -> None:
         """Evaluate the model at its starting point; raise an error that says what is wrong."""
         with precision_context("float64"):
@@ -159,6 +191,87 @@ class Model:
             if rows.shape != (self.n_obs,):
                 raise ValueError(_row_shape_message(rows.shape, self.n_obs))
             self._check_finite(flat)
+
+    def check_simulate(self) -> None:
+        """Raise unless ``simulate`` gives one number for every row, as ``y`` has."""
+        assert self.simulate is not None
+        with precision_context("float64"):
+            flat = jnp.asarray(self.flatten(self._template))
+            rows = jax.eval_shape(self.flat_simulate, jax.random.key(0), flat)
+        if rows.shape != (self.n_obs,) or np.ndim(self.y) != 1:
+            raise ValueError(
+                "scores from predictive draws need one number per row: simulate(key, position) "
+                f"and y must have shape ({self.n_obs},), but have {rows.shape} and "
+                f"{np.shape(self.y)}"
+            )
+
+    def check_derivatives(self, score: str) -> None:
+        """Raise unless row log densities can be differentiated by the observed values.
+
+        Two things are found out by evaluating: whether the model is discrete, by what it
+        simulates, and whether each row's density depends on its own value alone.
+        """
+        if self.row_log_density is None or self.y is None:
+            raise ValueError(
+                f"{score} differentiates row log densities by the observed values, but the model "
+                "has none to differentiate; give Model(..., row_log_density=f, y=y) with "
+                "f(position, y) the log density of each row"
+            )
+        values = np.asarray(self.y)
+        if values.ndim != 1:
+            raise ValueError(f"{score} needs one value per row, but y has shape {values.shape}")
+        with precision_context("float64"):
+            self._check_continuous(score, values)
+            flat = jnp.asarray(self.flatten(self._template))
+            self._check_own_value(score, flat, jnp.asarray(values, float))
+
+    def _check_continuous(self, score: str, y: np.ndarray) -> None:
+        discrete = y.dtype.kind in "iub"
+        if not discrete and self.simulate is not None:
+            flat = jnp.asarray(self.flatten(self._template))
+            replicate = np.asarray(jax.jit(self.flat_simulate)(jax.random.key(0), flat))
+            discrete = replicate.dtype.kind in "iub" or np.array_equal(
+                replicate, np.round(replicate)
+            )
+        if discrete:
+            raise ValueError(
+                f"{score} needs a density with derivatives by the observed value, but "
+                f"observations are discrete ({y.dtype}); use log, or crps for counts (values of a "
+                "continuous model that happen to be whole numbers must be floats)"
+            )
+
+    def _check_own_value(
+        self, score: str, flat: Float[Array, " d"], y: Float[Array, " row"]
+    ) -> None:
+        density, position = self.row_log_density, self.unflatten(flat)
+        assert density is not None
+        along = jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, y.shape))
+
+        def both(y: Array) -> tuple[Array, Array, Array, Array]:
+            rows, change = jax.jvp(lambda y: density(position, y), (y,), (along,))
+            return rows, change, *self.flat_derivatives(flat)
+
+        rows, change, first, second = (np.asarray(a) for a in jax.jit(both)(y))
+        expected = np.asarray(self.flat_log_likelihood(flat))
+        if not np.allclose(rows, expected, rtol=1e-6, atol=1e-8, equal_nan=True):
+            raise ValueError(
+                "row_log_density(position, y) must equal log_likelihood(position) at the observed "
+                f"y, but they differ by up to {np.nanmax(np.abs(rows - expected)):.3g}; leave "
+                "log_likelihood out, it follows from row_log_density"
+            )
+        if not np.allclose(change, first * np.asarray(along), rtol=1e-6, atol=1e-8):
+            row = int(np.argmax(np.abs(change - first * np.asarray(along))))
+            raise ValueError(
+                f"{score} needs each row's density to depend on its own value of y alone, but row "
+                f"{row}'s changes with others'; let lagged values enter as data, not through y"
+            )
+        if not (np.isfinite(first).all() and np.isfinite(second).all()):
+            bad = int(np.flatnonzero(~(np.isfinite(first) & np.isfinite(second)))[0])
+            raise ValueError(
+                f"{score} needs finite derivatives by the observed values, but row {bad}'s are "
+                f"{first[bad]} and {second[bad]} at the starting position; look for where branches "
+                "in row_log_density"
+            )
 
     def _check_finite(self, flat: Float[Array, " d"]) -> None:
         def density(q: Float[Array, " d"]) -> tuple[Array, tuple[Array, Array]]:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from foldwise import diagnostics
+from foldwise.results import flags
+from foldwise.rules import LOG_SCORES, RULES, column, find_rule
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from foldwise.compare import Comparison
     from foldwise.results import CVResult, Score
 
@@ -24,13 +23,18 @@ SMALL_DIFFERENCE = 4.0
 # A Monte Carlo error of a third of the standard error widens it by 5 %.
 LARGE_MCSE = 1 / 3
 _SIZES = {"n_obs": "row", "parameters": "parameter"}
-_LOG_SCORES = {"log": "joint log density", "log_pointwise": "log density by row"}
 
 
 def result_text(result: CVResult) -> str:
     """Score with its errors, Monte Carlo diagnostics, time and flagged folds of one result."""
     blocks = [_heading(result), _score_lines(result), _sampling_lines(result), _flags(result)]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def score_text(score: Score) -> str:
+    """One score on a line."""
+    label, total, se, mcse, what = _score_row(score.name, score.name, score)
+    return f"{label} {total} (se {se}, mcse {mcse}): {what}"
 
 
 def comparison_text(comparison: Comparison) -> str:
@@ -41,12 +45,16 @@ def comparison_text(comparison: Comparison) -> str:
         f"foldwise: {models} models compared by {comparison.score}, paired over "
         f"{_count(count, comparison.unit)}"
     )
-    legend = "Pr(worse): probability that the best model is better; weight: by stacking"
+    legend = "Pr(worse): probability that the best model is better"
+    if comparison.score in LOG_SCORES:
+        legend += "; weight: by stacking"
+    elif find_rule(comparison.score).sign < 0:
+        legend += f"; {comparison.score} is an error, its difference is negated"
     mixing = _mixing_text(comparison.rhat_max, comparison.rhat_benchmark, comparison.share_above)
-    lines = [*_wrap(head), "", *_model_table(comparison.table), *_wrap(legend), ""]
+    lines = [*_wrap(head), "", *_model_table(comparison), *_wrap(legend), ""]
     if models == 2:
-        lines += _wrap(_pair_sentence(comparison.table))
-    lines += _wrap(f"Monte Carlo: ESS {_whole(comparison.ess)}, {mixing}")
+        lines += _wrap(_pair_sentence(comparison))
+    lines += _wrap(f"Monte Carlo: {_ess(comparison.ess, comparison.score)}{mixing}")
     for note in _notes(comparison):
         lines += _wrap(f"- {note}")
     return "\n".join(lines)
@@ -73,7 +81,7 @@ def _score_lines(result: CVResult) -> list[str]:
     """Estimate, SE and MCSE of every score, with the effective parameters of the first."""
     scores = list(result.scores.items())
     (main_name, main), *others = scores
-    rows = [_score_row("elpd" if main_name in _LOG_SCORES else main_name, main_name, main)]
+    rows = [_score_row("elpd" if main_name in LOG_SCORES else main_name, main_name, main)]
     if np.isfinite(main.p):
         rows.append(["p", _fixed(main.p, _places(main.mcse, 1)), "", "", ""])
     rows += [_score_row(name, name, score) for name, score in others]
@@ -88,7 +96,7 @@ def _score_lines(result: CVResult) -> list[str]:
 
 def _score_row(label: str, name: str, score: Score) -> list[str]:
     over = "SE over rows" if score.rows is not None else "SE over folds"
-    what = f"{_LOG_SCORES[name]}; {over}" if name in _LOG_SCORES else over
+    what = f"{_title(name, score)}; {over}"
     decimals = _places(score.mcse, 1)
     return [
         label,
@@ -97,6 +105,13 @@ def _score_row(label: str, name: str, score: Score) -> list[str]:
         _error(score.mcse),
         what,
     ]
+
+
+def _title(name: str, score: Score) -> str:
+    """What the score is."""
+    if name == "dss" and score.rows is not None:
+        return RULES["dss_pointwise"].title
+    return find_rule(name).title
 
 
 def _left_out_lines(name: str, score: Score, only: bool) -> list[str]:
@@ -124,7 +139,7 @@ def _sampling_lines(result: CVResult) -> list[str]:
         f"{_fixed(accepted.mean() if accepted.size else np.nan, 2)}, bridge for "
         f"{_count(bridged, 'fold')}, mean for {table.sizes['fold'] - bridged}"
     )
-    lines = _wrap(f"Monte Carlo: ESS {_whole(result.ess)}, {rhat}") + _wrap(ran)
+    lines = _wrap(f"Monte Carlo: {_ess(result.ess, next(iter(result.scores)))}{rhat}") + _wrap(ran)
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
     if result.info.get("fit_problems"):
@@ -164,12 +179,10 @@ def _duration(seconds: float) -> str:
 
 def _flags(result: CVResult) -> list[str]:
     """How many folds are flagged, and for each kind of trouble what to do."""
-    table = result.folds
-    status = table["status"].values
-    advice = diagnostics.advice(status, table["fold"].values)
+    count, advice = flags(result)
     if not advice:
         return ["all folds fine"]
-    lines = [f"{int((status != 'fine').sum())} of {_count(status.size, 'fold')} flagged:"]
+    lines = [f"{count} of {_count(result.folds.sizes['fold'], 'fold')} flagged:"]
     for line in advice:
         lines += _wrap(f"- {line}")
     return lines
@@ -178,9 +191,12 @@ def _flags(result: CVResult) -> list[str]:
 # ---------------------------------------------------------------- a comparison
 
 
-def _model_table(table: pd.DataFrame) -> list[str]:
+def _model_table(comparison: Comparison) -> list[str]:
     """The models, best first; a name too long for its column stands on a line of its own."""
-    head = ["elpd", "elpd_diff", "se_diff", "mcse_diff", "Pr(worse)", "weight"]
+    table, value = comparison.table, column(comparison.score)
+    log = comparison.score in LOG_SCORES
+    head = ["elpd" if log else comparison.score, "elpd_diff" if log else "diff"]
+    head += ["se_diff", "mcse_diff", "Pr(worse)"] + ["weight"] * log
     decimals = max(_places(mcse, 1) for mcse in table["mcse"])
     diff_decimals = max(_places(mcse, 1) for mcse in table["mcse_diff"].iloc[1:])
     cells = []
@@ -188,12 +204,12 @@ def _model_table(table: pd.DataFrame) -> list[str]:
         best = k == 0
         cells.append(
             [
-                _fixed(row["elpd"], decimals),
-                _fixed(row["elpd_diff"], diff_decimals),
+                _fixed(row[value], decimals),
+                _fixed(row[f"{value}_diff"], diff_decimals),
                 "-" if best else _se(row["se_diff"], diff_decimals),
                 "-" if best else _error(row["mcse_diff"]),
                 "-" if best else _probability(row["prob_worse"]),
-                _fixed(row["stacking"], 2),
+                *([_fixed(row["stacking"], 2)] if log else []),
             ]
         )
     widths = _widths([head, *cells])
@@ -208,14 +224,15 @@ def _model_table(table: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _pair_sentence(table: pd.DataFrame) -> str:
+def _pair_sentence(comparison: Comparison) -> str:
+    table, name = comparison.table, f"{column(comparison.score)}_diff"
     better, worse = table.index
     row = table.loc[worse]
-    if row["elpd_diff"] == 0.0:
+    if row[name] == 0.0:
         return f"{better} and {worse} have the same score."
     decimals = _places(row["mcse_diff"], 1)
     return (
-        f"{better} is better than {worse} by {_fixed(-row['elpd_diff'], decimals)} "
+        f"{better} is better than {worse} by {_fixed(-row[name], decimals)} "
         f"(SE {_se(row['se_diff'], decimals)}, MCSE {_error(row['mcse_diff'])}) with probability "
         f"{_probability(row['prob_worse'])} (Bayesian bootstrap "
         f"{_probability(row['prob_worse_bootstrap'])})."
@@ -226,7 +243,7 @@ def _notes(comparison: Comparison) -> list[str]:
     """What the reader of the table should beware of."""
     notes = []
     if comparison.left_out:
-        finite = np.isfinite(comparison.folds["elpd"].values)
+        finite = np.isfinite(comparison.folds[column(comparison.score)].values)
         where = [
             f"{_count(int((~f).sum()), 'fold')} of {name}"
             for name, f in zip(comparison.names, finite, strict=True)
@@ -237,8 +254,9 @@ def _notes(comparison: Comparison) -> list[str]:
             f"finite: {', '.join(where)}. No model is charged for them."
         )
     others = comparison.table.iloc[1:]
-    small = others.index[others["elpd_diff"].abs() < SMALL_DIFFERENCE]
-    if len(small) and comparison.score in _LOG_SCORES:
+    diff = others[f"{column(comparison.score)}_diff"]
+    small = others.index[diff.abs() < SMALL_DIFFERENCE]
+    if len(small) and comparison.score in LOG_SCORES:
         notes.append(
             f"The difference to {_listed(small)} is below {SMALL_DIFFERENCE:g}: too small to "
             "matter, and its probability is not to be relied on (Sivula et al. 2020)."
@@ -313,8 +331,11 @@ def _fixed(value: float, decimals: int) -> str:
     return text.lstrip("-") if float(text) == 0 else text
 
 
-def _whole(value: float) -> str:
-    return f"{value:.0f}" if np.isfinite(value) else "n/a"
+def _ess(value: float, score: str) -> str:
+    """Effective draws, which log scores alone have."""
+    if score not in LOG_SCORES:
+        return ""
+    return f"ESS {value:.0f}, " if np.isfinite(value) else "ESS n/a, "
 
 
 def _error(value: float) -> str:

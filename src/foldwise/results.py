@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foldwise import diagnostics
-from foldwise.scores import Estimate, estimate
+from foldwise.evidence import Estimate
+from foldwise.rules import JOINT_RESIDUALS, LOG_SCORES, column, find_rule
+from foldwise.scores import calibration, estimate
+from foldwise.special import normal_cdf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pandas as pd
     import xarray as xr
 
     from foldwise.crossval import Run
@@ -29,16 +33,22 @@ class FoldWarning(UserWarning):
     """Some folds' scores are not to be trusted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score:
     """A cross-validation score: total over folds, its errors, and the table by fold.
 
-    ``total`` is the (weighted) sum over folds, higher is better; ``se`` its epistemic standard
-    error, sqrt(K) times the standard deviation (ddof=1) over the K folds, or over the rows for a
-    score by row; ``mcse`` its Monte Carlo standard error; ``ess`` the effective number of draws
-    behind the total; ``p`` the effective number of parameters, the full-data score of the same
-    rows minus ``total``. Folds whose score is not a number are left out and counted in
-    ``left_out``.
+    ``total`` is the (weighted) sum over folds, higher is better; for ``accuracy``, ``brier`` and
+    the errors ``mse``, ``rmse``, ``mae`` (lower is better) it is the mean over rows, for ``r2`` one
+    minus the mean squared error over the variance of the observed values. ``se`` is its
+    epistemic standard error, sqrt(K) times the standard deviation (ddof=1) over the K folds, or
+    over the rows for a score by row; ``mcse`` its Monte Carlo standard error. For log scores,
+    ``ess`` is the effective number of draws behind the total and ``p`` the effective number of
+    parameters, the full-data score of the same rows minus ``total``. Folds whose score is not a
+    number are left out and counted in ``left_out``.
+
+    ``folds`` and, for a score by row, ``rows`` are the tables: ``elpd`` of log scores, ``score`` of
+    others. By fold, rules whose total is a mean show the mean over the fold's rows; ``rmse`` and
+    ``r2`` show mean squared errors there.
     """
 
     name: str
@@ -54,6 +64,13 @@ class Score:
     full_influence: np.ndarray
     full_variance: float
 
+    def __str__(self) -> str:
+        from foldwise.report import score_text
+
+        return score_text(self)
+
+    __repr__ = __str__
+
 
 @dataclass
 class CVResult:
@@ -68,6 +85,7 @@ class CVResult:
     test: dict[str, np.ndarray]
     info: dict[str, Any]
     draws: xr.DataArray | None = None
+    calibration: xr.Dataset | None = None
     run: Run | None = field(default=None, repr=False)
 
     def score(self, name: str) -> Score:
@@ -86,7 +104,13 @@ class CVResult:
 
     @property
     def elpd(self) -> float:
-        """Total score over folds."""
+        """Total log score over folds."""
+        if self._main.name not in LOG_SCORES:
+            have = ", ".join(self.scores)
+            raise AttributeError(
+                f"elpd is a log score, but the first score of this result is {self._main.name}; "
+                f"use .score(name).total with one of {have}"
+            )
         return self._main.total
 
     @property
@@ -138,6 +162,51 @@ class CVResult:
     def flagged(self) -> xr.Dataset:
         """Table of the folds whose status is not fine."""
         return self.folds.isel(fold=np.flatnonzero(self.folds["status"].values != "fine"))
+
+    def pit(self, seed: int = 0) -> xr.DataArray:
+        """Probability integral transform of each held-out value under its fold's predictive.
+
+        P(x < y) + u P(x = y), x a predictive draw, with u uniform (which matters for discrete
+        data only). Uniform over rows if predictions are calibrated.
+        """
+        table = self._calibration()
+        uniform = np.random.default_rng(seed).random(table.sizes["test_row"])
+        return (table["below"] + uniform * table["equal"]).rename("pit")
+
+    def coverage(self, levels: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95)) -> pd.DataFrame:
+        """Share of held-out values inside the central predictive interval of each level.
+
+        ``se`` is its standard error over rows, sqrt(c (1 - c) / n). ``mcse`` is its Monte Carlo
+        error: Phi(-|distance to the interval's end| / error) is the chance that more draws would
+        move a value across, and such chances add up.
+        """
+        import pandas as pd
+
+        table = self._calibration()
+        for level in levels:
+            if not 0.0 < level < 1.0:
+                raise ValueError(f"levels must lie between 0 and 1, got {level!r}")
+        pit, error = self.pit().values, table["mcse"].values
+        _, row = np.unique(table["row"].values, return_inverse=True)
+        weight = table["weight"].values / table["weight"].values.sum()
+        lines = []
+        for level in levels:
+            inside = 0.5 * level - np.abs(pit - 0.5)
+            covered = min(float(weight @ (inside >= 0)), 1.0)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                wrong = np.where(error > 0, normal_cdf(-np.abs(inside) / error), 0.0)
+            se = np.sqrt(covered * (1.0 - covered) / (row.max() + 1))
+            lines.append((covered, se, float(np.sqrt(weight**2 @ wrong))))
+        index = pd.Index(levels, name="level")
+        return pd.DataFrame(lines, index=index, columns=["covered", "se", "mcse"])
+
+    def _calibration(self) -> xr.Dataset:
+        if self.calibration is None:
+            raise ValueError(
+                "PIT and coverage need predictive draws, but this run made none; ask for a score "
+                'that needs them, such as cross_validate(..., scores=("log", "crps"))'
+            )
+        return self.calibration
 
     def extend(self, draws: int, model: Model | None = None, progress: bool = True) -> CVResult:
         """Run every chain ``draws`` further; this result is updated, and returned.
@@ -208,9 +277,22 @@ def summarise(run: Run) -> CVResult:
     test = {"start": folds.test_start, "rows": folds.test_rows, "index": folds.index}
     if y is not None:
         test["y"] = np.asarray(y)
-    result = CVResult(scores, mixing, test, _info(run), draws, run)
+    result = CVResult(scores, mixing, test, _info(run), draws, _calibration_table(run), run)
     warn_of_flags(result, stacklevel=4)
     return result
+
+
+def _calibration_table(run: Run) -> xr.Dataset | None:
+    import xarray as xr
+
+    found, folds = calibration(run.evidence), run.folds
+    if found is None:
+        return None
+    columns: dict[str, Any] = {name: ("test_row", values) for name, values in found.items()}
+    columns["observed"] = ("test_row", run.evidence.observed)
+    columns["weight"] = ("test_row", folds.test_weight)
+    columns["fold"] = ("test_row", np.repeat(folds.names, folds.n_test))
+    return xr.Dataset(columns, coords={"row": ("test_row", folds.test_rows)})
 
 
 def _tails(run: Run, found: Estimate) -> np.ndarray:
@@ -220,6 +302,8 @@ def _tails(run: Run, found: Estimate) -> np.ndarray:
     """
     sums, folds = run.evidence.sums, run.folds
     draws = run.evidence.chains * run.evidence.n_draws
+    if not found.weighted:
+        return np.full(len(folds), np.nan)
     if found.rows is None or found.row_spread is None or sums.row_largest is None:
         return diagnostics.pareto_k(sums.largest, draws)
     fold = np.repeat(np.arange(len(folds)), folds.n_test)
@@ -269,8 +353,11 @@ def _score(
     with np.errstate(invalid="ignore", divide="ignore"):
         ess = np.where(found.noise > 0, count * found.spread / found.noise, np.nan)
     acceptance = run.acceptance / evidence.n_draws
+    missing = ~np.isfinite(found.score)
+    singular = missing & (find_rule(found.name).contribution is JOINT_RESIDUALS)
     status = diagnostics.fold_status(
-        not_finite=(evidence.sums.not_finite > 0) | ~np.isfinite(found.elpd),
+        not_finite=(evidence.sums.not_finite > 0) | (missing & ~singular),
+        singular=singular,
         stuck=stuck,
         disagree=mixing.rhat > mixing.limit,
         overlap=found.overlap,
@@ -279,15 +366,17 @@ def _score(
         ess=ess,
         acceptance=acceptance,
     )
+    name = column(found.name)
+    size = folds.n_test if find_rule(found.name).aggregate is not None else 1.0
     table = xr.Dataset(
         {
-            "elpd": ("fold", found.elpd),
-            "mcse": ("fold", np.sqrt(found.variance)),
+            name: ("fold", found.score / size),
+            "mcse": ("fold", np.sqrt(found.variance) / size),
             "ess": ("fold", ess),
             "rhat": ("fold", mixing.rhat),
             "pareto_k": ("fold", tail),
             "overlap": ("fold", found.overlap),
-            "p": ("fold", found.full_score - found.elpd),
+            "p": ("fold", found.full_score - found.score),
             "acceptance": ("fold", acceptance),
             "divergences": ("fold", run.divergences.copy()),
             "n_train": ("fold", folds.n_train),
@@ -302,16 +391,17 @@ def _score(
     )
     rows = None
     if found.rows is not None and found.row_variance is not None:
-        rows = xr.Dataset(
-            {
-                "elpd": ("test_row", found.rows),
-                "mcse": ("test_row", np.sqrt(found.row_variance)),
-                "p": ("test_row", evidence.full_rows - found.rows),
-                "weight": ("test_row", folds.test_weight),
-                "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
-            },
-            coords={"row": ("test_row", folds.test_rows)},
-        )
+        columns = {
+            name: ("test_row", found.rows),
+            "mcse": ("test_row", np.sqrt(found.row_variance)),
+            "weight": ("test_row", folds.test_weight),
+            "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
+        }
+        if found.name in LOG_SCORES:
+            columns["p"] = ("test_row", evidence.full_rows - found.rows)
+        else:
+            columns["observed"] = ("test_row", evidence.observed)
+        rows = xr.Dataset(columns, coords={"row": ("test_row", folds.test_rows)})
     return finish_score(
         found.name,
         table,
@@ -336,6 +426,36 @@ def units(
     value = (rows["weight"] * rows[name]).values[keep]
     _, inverse = np.unique(rows["row"].values[keep], return_inverse=True)
     return np.bincount(inverse, weights=value)
+
+
+def total_units(
+    name: str, table: xr.Dataset, rows: xr.Dataset | None, used: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Contributions that add up to the total of a score, and its slope by their plain sum.
+
+    Where the total is a function T(m, v) of the mean m of n rows, and perhaps of the variance v of
+    their observed values, a row with value x and observed value y contributes, to first order,
+
+        T / n + dT/dm (x - m) / n + dT/dv ((y - mean y)^2 - v) / n
+
+    times its weight. The spread of contributions gives the total's standard error, and those of
+    two models are paired.
+    """
+    parts = units(table, rows, used, column(name))
+    aggregate = find_rule(name).aggregate
+    if aggregate is None or not len(parts):
+        return parts, 1.0
+    assert rows is not None
+    keep = np.repeat(used, table["n_test"].values)
+    _, first, inverse = np.unique(rows["row"].values[keep], return_index=True, return_inverse=True)
+    weight = np.bincount(inverse, weights=rows["weight"].values[keep])
+    y = rows["observed"].values[keep][first]
+    deviation = (y - np.average(y, weights=weight)) ** 2
+    mean, v = parts.sum() / weight.sum(), float(np.average(deviation, weights=weight))
+    total, slope = aggregate.of_mean(mean, v), float(aggregate.slope(mean, v))
+    spread = slope * (parts - mean * weight)
+    spread += aggregate.slope_v(mean, v) * weight * (deviation - v)
+    return (total * weight + spread) / weight.sum(), slope / float(weight.sum())
 
 
 def _sum_of_known(values: np.ndarray) -> float:
@@ -369,17 +489,18 @@ def finish_score(
     full_variance: float,
 ) -> Score:
     """Totals of a table by fold. Folds that are not a number stay in the table, not in the sum."""
-    used = np.isfinite(table["elpd"].values)
-    parts = units(table, rows, used)
+    used = np.isfinite(table[column(name)].values)
+    parts, slope = total_units(name, table, rows, used)
     with np.errstate(invalid="ignore", divide="ignore"):
         ess = draws * table["spread"].values[used].sum() / table["noise"].values[used].sum()
+    by_row = rows if rows is not None and "p" in rows else None
     return Score(
         name=name,
         total=float(parts.sum()) if used.any() else np.nan,
         se=standard_error(parts, unit_repeats(table, rows, used)),
-        mcse=float(np.sqrt(own_variance + full_variance)),
+        mcse=abs(slope) * float(np.sqrt(own_variance + full_variance)),
         ess=float(ess),
-        p=_sum_of_known(units(table, rows, used, "p")),
+        p=_sum_of_known(units(table, by_row, used, "p")),
         left_out=int((~used).sum()),
         folds=table,
         rows=rows,
@@ -389,13 +510,26 @@ def finish_score(
     )
 
 
+def flags(result: CVResult) -> tuple[int, list[str]]:
+    """How many folds are flagged, and a line for each kind of trouble: what it is, what to do.
+
+    Of scores after the first, trouble that the first does not share is named with the score.
+    """
+    main, *others = result.scores.values()
+    status, names = main.folds["status"].values, main.folds["fold"].values
+    flagged, lines = status != "fine", diagnostics.advice(status, names)
+    for score in others:
+        more = np.where(flagged, "fine", score.folds["status"].values)
+        lines += [f"{score.name}, {line}" for line in diagnostics.advice(more, names)]
+        flagged = flagged | (more != "fine")
+    return int(flagged.sum()), lines
+
+
 def warn_of_flags(result: CVResult, stacklevel: int = 3) -> None:
     """Say once how many folds are flagged and why."""
-    table = result.folds
-    lines = diagnostics.advice(table["status"].values, table["fold"].values)
+    count, lines = flags(result)
     if lines:
-        flagged = int((table["status"].values != "fine").sum())
-        head = f"{flagged} of {table.sizes['fold']} folds flagged: "
+        head = f"{count} of {result.folds.sizes['fold']} folds flagged: "
         warnings.warn(head + "\n  ".join(lines), FoldWarning, stacklevel=stacklevel)
 
 

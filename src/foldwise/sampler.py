@@ -45,6 +45,20 @@ Refine = Callable[
 ]
 
 
+class Emit(NamedTuple):
+    """What the program records of each draw besides the joint log density of the test rows.
+
+    ``by_row``: their log densities row by row. ``derivatives``: the first and second derivative of
+    each row's log density by its observed value. ``replicate``: one simulated value of each row.
+    ``classes``: values of which the probability of each row is wanted.
+    """
+
+    by_row: bool = False
+    derivatives: bool = False
+    replicate: bool = False
+    classes: tuple[float, ...] = ()
+
+
 class FoldData(NamedTuple):
     """What the density of each fold needs: its rows, its targets, its metric.
 
@@ -70,9 +84,15 @@ class BlockState(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What one call of :func:`advance` recorded."""
+    """What one call of :func:`advance` recorded.
+
+    ``extras`` holds, where asked for, ``first`` and ``second``, derivatives of the targets' rows
+    (fold, chain, draw, target, slot), ``replicate`` (fold, chain, draw, slot), and ``probability``
+    (fold, chain, draw, class, slot).
+    """
 
     scores: Float[Any, "fold chain draw target ..."]
+    extras: dict[str, Float[Any, "fold chain draw ..."]]
     acceptance: Float[Any, " fold"]
     divergences: Int[Any, " fold"]
     moves: Int[Any, "fold chain"]
@@ -109,8 +129,31 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
     return lambda position: all_folds(position, data)
 
 
+def fold_extras(
+    model: Model, emit: Emit, data: FoldData, position: Array, iteration: Array
+) -> dict[str, Array]:
+    """Derivatives and replicates of each fold's test rows at its chains' positions."""
+
+    def of_chain(q: Array, key: Array, fold: FoldData) -> dict[str, Array]:
+        found = {}
+        if emit.derivatives:
+            for name, values in zip(("first", "second"), model.flat_derivatives(q), strict=True):
+                found[name] = jnp.where(fold.valid, values[fold.rows], 0.0)
+        if emit.replicate:
+            # HMC's own randomness has the iteration's key; these are numbered apart from it
+            number = jnp.uint32(2**31) + iteration.astype(jnp.uint32)
+            now = jax.random.fold_in(jax.random.wrap_key_data(key), number)
+            rows = model.flat_simulate(now, q)[fold.rows[0]]
+            found["replicate"] = jnp.where(fold.valid[0], rows, 0.0).astype(q.dtype)
+        if emit.classes:
+            found["probability"] = model.flat_probabilities(q, emit.classes)[:, fold.rows[0]]
+        return found
+
+    return jax.vmap(jax.vmap(of_chain, in_axes=(0, 0, None)))(position, data.keys, data)
+
+
 def advance(
-    model: Model, by_row: bool, block: tuple[BlockState, FoldData], shared: Shared
+    model: Model, emit: Emit, block: tuple[BlockState, FoldData], shared: Shared
 ) -> tuple[BlockState, Segment]:
     """Take the chains of a block ``shared.draws`` iterations further, at most ``SEGMENT``.
 
@@ -124,7 +167,21 @@ def advance(
         metric = data.metric
     else:
         metric = SharedMetric(shared.metric[0], shared.metric[1], data.metric)
-    density = fold_density(model, data, by_row)
+    density = fold_density(model, data, emit.by_row)
+
+    def extras_at(position: Array, iteration: Array) -> dict[str, Array]:
+        return fold_extras(model, emit, data, position, iteration)
+
+    def with_extras(
+        kept: dict[str, Array], position: Array, iteration: Array, slot: Array
+    ) -> dict[str, Array]:
+        def record(kept: dict[str, Array]) -> dict[str, Array]:
+            new = extras_at(position, iteration)
+            return {name: _put(kept[name], new[name], slot) for name in kept}
+
+        if not kept:
+            return kept
+        return jax.lax.cond(iteration >= shared.warmup, record, lambda kept: kept, kept)
 
     def body(i: Array, carry: tuple[ChainState, Segment]) -> tuple[ChainState, Segment]:
         state, record = carry
@@ -142,14 +199,16 @@ def advance(
             metric,
         )
         return state, Segment(
-            jax.lax.dynamic_update_index_in_dim(record.scores, state.scores, slot, axis=2),
+            _put(record.scores, state.scores, slot),
+            with_extras(record.extras, state.position, iteration, slot),
             record.acceptance + jnp.where(refresh, 0.0, info.acceptance.mean(axis=1)),
             record.divergences + jnp.where(refresh, 0, info.divergent.sum(axis=1, dtype=int)),
             record.moves + jnp.where(refresh, 0, info.moved.astype(int)),
         )
 
-    shape = data.rows.shape[1:] if by_row else data.rows.shape[1:2]
+    shape = data.rows.shape[1:] if emit.by_row else data.rows.shape[1:2]
     dtype = start.position.dtype
+    one_draw = jax.eval_shape(extras_at, start.position, shared.first)
     state = ChainState(
         start.position,
         jnp.zeros((folds, chains), dtype),
@@ -159,6 +218,7 @@ def advance(
     )
     record = Segment(
         jnp.zeros((folds, chains, SEGMENT, *shape), dtype),
+        {k: jnp.zeros((folds, chains, SEGMENT, *v.shape[2:]), dtype) for k, v in one_draw.items()},
         jnp.zeros(folds, dtype),
         jnp.zeros(folds, int),
         jnp.zeros((folds, chains), int),
@@ -166,6 +226,11 @@ def advance(
     # iteration 0 of the loop only evaluates the density at the start
     state, record = jax.lax.fori_loop(0, shared.draws + 1, body, (state, record))
     return BlockState(state.position, state.step_size), record
+
+
+def _put(kept: Array, values: Array, slot: Array) -> Array:
+    """``kept`` with the values of one draw in their place."""
+    return jax.lax.dynamic_update_index_in_dim(kept, values.astype(kept.dtype), slot, axis=2)
 
 
 def leapfrog_counts(
@@ -200,8 +265,8 @@ class Sampler:
         chains' positions, and that metric; asked half-way through warm-up. None: no fold does.
     start, pilot_start
         Starting positions of the folds' chains, and draws of the full-data posterior.
-    by_row
-        Whether scores are recorded for each test row or summed over the fold's rows.
+    emit
+        What is recorded of each draw.
 
     ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
     leapfrog steps. ``done`` counts the iterations of every chain, warm-up included.
@@ -217,7 +282,7 @@ class Sampler:
         refine: Refine | None,
         start: Float[np.ndarray, "fold chain d"],
         pilot_start: Float[np.ndarray, "pilot chain d"],
-        by_row: bool,
+        emit: Emit,
         warmup: int,
         seed: int,
         precision: str = "float64",
@@ -225,7 +290,7 @@ class Sampler:
         self.model, self.folds, self.previous = model, folds, previous
         self.metric, self.pilot_metric, self.pilot_start = metric, pilot_metric, pilot_start
         self.refine = refine
-        self.by_row, self.warmup, self.seed, self.precision = by_row, warmup, seed, precision
+        self.emit, self.warmup, self.seed, self.precision = emit, warmup, seed, precision
         self.position = np.array(start, precision)
         self.step_size = 1.0
         self.steps = StepSize(*np.zeros((4, len(folds)), precision))
@@ -262,12 +327,12 @@ class Sampler:
     def compile(self) -> Program:
         """The compiled program, made on the first call."""
         block = (self._state(np.zeros(self.block, int)), self._pilots(0)[1])
-        model, by_row = self.model, self.by_row
+        model, emit = self.model, self.emit
 
         def run(block: tuple[BlockState, FoldData], shared: Shared) -> object:
-            return advance(model, by_row, block, shared)
+            return advance(model, emit, block, shared)
 
-        return compiled(model, run, block, self._shared(0, 1), self.precision, by_row)
+        return compiled(model, run, block, self._shared(0, 1), self.precision, emit)
 
     def tune(self, guess: float) -> None:
         """Set the folds' common starting step size: the median over the pilots.
@@ -312,8 +377,11 @@ class Sampler:
             end = next(stop for stop in (half, self.warmup, last) if first < stop)
             count = min(SEGMENT, end - first)
             state, record = program((state, data), self._shared(first, count))
-            record = Segment(*(part[: len(members)] for part in record))
-            record = record._replace(scores=record.scores[:, :, :count])
+            record = jax.tree.map(lambda part: part[: len(members)], record)
+            record = record._replace(
+                scores=record.scores[:, :, :count],
+                extras={name: part[:, :, :count] for name, part in record.extras.items()},
+            )
             yield members, record, count if first >= self.warmup else -count
             first += count
         self.position[members] = state.position[: len(members)]

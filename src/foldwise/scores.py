@@ -1,423 +1,562 @@
-"""From what the chains recorded to scores: estimates, Monte Carlo errors, effective draws."""
+"""Scores from what the chains recorded: by the rules of ``rules.py``, and the log score."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from foldwise import bridge
-from foldwise.accumulators import RunningSums
-from foldwise.diagnostics import batch_means_variance, block_means, series_variance
-from foldwise.folds import Folds
-from foldwise.ladder import Rung, climbed
-from foldwise.special import log_expit, logsumexp
+from foldwise import logscore
+from foldwise.accumulators import BlockSums, concatenated_ranges
+from foldwise.diagnostics import batch_means_variance
+from foldwise.evidence import Estimate, Evidence, FullCurvature, fold_variance
+from foldwise.ladder import LEAST_OVERLAP
+from foldwise.rules import (
+    BELOW,
+    CLASSES,
+    CURVATURE,
+    LOG_SCORES,
+    MOST_CLASSES,
+    MOST_JOINT_ROWS,
+    RULES,
+    Context,
+    Contribution,
+    Drawn,
+    Rule,
+    Sample,
+    find_rule,
+    jackknife,
+)
+from foldwise.sampler import Emit
+from foldwise.special import expit, log_expit, logsumexp
 
-SCORES = ("log", "log_pointwise")
-ESTIMATORS = ("auto", "mean", "bridge")
+if TYPE_CHECKING:
+    from foldwise.folds import Folds
+    from foldwise.model import Model
+    from foldwise.tuning import FullData
+
+# The partner's side of the Hyvarinen score, where the partner is another fold.
+_PASSED = "curvature_passed"
+# Values of stored predictive draws that are worked on at once: about 32 MB an array.
+_CHUNK = 2**22
 
 
-@dataclass
-class Evidence:
-    """What sampling has recorded.
+def rule_of(name: str, folds: Folds) -> Rule:
+    """The rule called ``name`` as it applies to ``folds``.
 
-    ``partner`` and ``previous`` are positions of folds: whose draws bridge this fold's score (the
-    number of folds stands for the full data, -1 for none), and whose score this fold's draws
-    bridge. ``full`` is the joint log density of each fold's test rows at the full-data draws,
-    ``full_chains`` chains after one another, ``full_rows`` the log of its mean for each test row.
-    ``rungs`` are those of folds that overlap too little with the full data.
+    Folds of a single row have one Hyvarinen score, which bridges. Where a fold has more than
+    ``MOST_JOINT_ROWS`` test rows, ``dss`` takes all of them as uncorrelated, row by row.
     """
-
-    folds: Folds
-    partner: Int[np.ndarray, " fold"]
-    previous: Int[np.ndarray, " fold"]
-    sums: RunningSums
-    draws: Float[np.ndarray, "fold chain draw target"] | None
-    full: Float[np.ndarray, "fold draw"]
-    full_chains: int
-    full_rows: Float[np.ndarray, " row"]
-    rungs: list[Rung] = field(default_factory=list)
-
-    @property
-    def chains(self) -> int:
-        """Chains of each fold."""
-        return self.sums.log_sum.shape[1]
-
-    @property
-    def n_draws(self) -> int:
-        """Draws of each chain."""
-        return int(self.sums.draws[0])
+    largest = int(folds.n_test.max())
+    if name == "hyvarinen_pointwise" and largest == 1:
+        return RULES["hyvarinen"]
+    if name == "dss" and largest > MOST_JOINT_ROWS:
+        return RULES["dss_pointwise"]
+    return find_rule(name)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A score of every fold, and of every test row where it is a sum over rows.
+def contributions_of(names: Iterable[str], folds: Folds) -> list[Contribution]:
+    """What the draws contribute to the scores ``names``; predictive draws always to the PIT."""
+    rules = [rule_of(name, folds) for name in names]
+    found = {r.contribution.name: r.contribution for r in rules if r.contribution is not None}
+    if any(contribution.needs == "simulate" for contribution in found.values()):
+        found[BELOW.name] = BELOW
+    return list(found.values())
 
-    ``variance`` is the Monte Carlo variance of each fold's score. That of their weighted sum has
-    two parts: ``own_variance`` from the folds' draws and ``full_variance`` from the full-data
-    draws that all folds share, whose influences on the sum are ``full_influence``. ``spread`` is
-    the variance of the fold's averaged quantity over draws, ``noise`` that of its mean times the
-    number of draws: their ratio gives effective draws.
-    ``weight`` is zero for folds whose score is not a number; they are left out of the total.
+
+def emitted(names: tuple[str, ...], folds: Folds, model: Model) -> Emit:
+    """What the program must record of each draw for the scores ``names``.
+
+    Probabilities of classes come from ``row_log_density`` where there is one: they have less noise
+    than counts of predictive draws.
     """
+    needed = contributions_of(names, folds)
+    by_density = CLASSES in needed and model.row_log_density is not None
+    simulated = any(c.needs == "simulate" for c in needed)
+    rows = "log_pointwise" in names or any(c.weights == "row" for c in needed)
+    return Emit(
+        by_row=rows and int(folds.n_test.max()) > 1,
+        derivatives=any(c.needs == "row_log_density" for c in needed),
+        replicate=simulated or (CLASSES in needed and not by_density),
+        classes=tuple(np.unique(np.asarray(model.y)).astype(float)) if by_density else (),
+    )
 
-    name: str
-    elpd: Float[np.ndarray, " fold"]
-    variance: Float[np.ndarray, " fold"]
-    own_variance: float
-    full_influence: Float[np.ndarray, " draw"]
-    full_variance: float
-    spread: Float[np.ndarray, " fold"]
-    noise: Float[np.ndarray, " fold"]
-    overlap: Float[np.ndarray, " fold"]
-    bridged: Bool[np.ndarray, " fold"]
-    full_score: Float[np.ndarray, " fold"]
-    weight: Float[np.ndarray, " fold"]
-    rows: Float[np.ndarray, " row"] | None = None
-    row_variance: Float[np.ndarray, " row"] | None = None
-    row_spread: Float[np.ndarray, " row"] | None = None
 
-    @property
-    def total_variance(self) -> float:
-        """Monte Carlo variance of the weighted sum of the folds' scores."""
-        return self.own_variance + self.full_variance
+# ---------------------------------------------------------------- what a rule needs
+
+
+def check_scores(names: tuple[str, ...], model: Model, folds: Folds, memory: str) -> None:
+    """Raise unless the model has what the scores ``names`` need."""
+    for name in names:
+        rule = find_rule(name)
+        if rule.contribution is None:
+            continue
+        if rule.discrete:
+            _check_classes(name, model)
+        elif rule.contribution.needs == "simulate":
+            _check_simulates(name, model)
+        else:
+            model.check_derivatives(name)
+        if rule.contribution.stored and memory == "online":
+            raise ValueError(
+                f'{name} needs stored predictive draws, but memory="online" keeps none; use '
+                'memory="draws", or a score that running sums suffice for: dss, mse, mae, r2'
+            )
+    if "energy" in names and folds.n_test.max() == 1:
+        raise ValueError(
+            "energy scores test sets of several rows jointly, but every fold tests a single row; "
+            "use crps, which is the same there"
+        )
+
+
+def _check_simulates(name: str, model: Model) -> None:
+    if model.simulate is None:
+        raise ValueError(
+            f"{name} needs predictive draws, but the model cannot simulate; give "
+            "Model(..., simulate=f) with f(key, position) one replicate of each row"
+        )
+    if model.y is None:
+        raise ValueError(f"{name} needs the observed values; give Model(..., y=y)")
+    model.check_simulate()
+
+
+def _check_classes(name: str, model: Model) -> None:
+    if model.row_log_density is None or model.y is None:
+        _check_simulates(name, model)
+    y = np.asarray(model.y)
+    classes = np.unique(y)
+    if y.dtype.kind not in "iub" and not np.array_equal(y, np.round(y)):
+        raise ValueError(
+            f"{name} needs observations that are classes (whole numbers or booleans), but y holds "
+            f"{y.dtype} values such as {y[y != np.round(y)][0]}; use mse or crps"
+        )
+    if len(classes) > MOST_CLASSES:
+        raise ValueError(
+            f"{name} is for at most {MOST_CLASSES} classes, but y takes {len(classes)} values; "
+            "use crps for counts"
+        )
+
+
+# ---------------------------------------------------------------- recording
+
+
+def begin(
+    evidence: Evidence, model: Model, names: tuple[str, ...], chains: int, batch: int
+) -> None:
+    """Prepare ``evidence`` for what the scores ``names`` need."""
+    folds = evidence.folds
+    needed = contributions_of(names, folds)
+    if not needed:
+        return
+    evidence.observed = np.asarray(model.y)[folds.test_rows].astype(float)
+    evidence.classes = np.unique(np.asarray(model.y)).astype(float)
+    width = int(folds.n_test.max())
+    sizes = {
+        "joint_residuals": width + width * (width + 1) // 2,
+        "classes": len(evidence.classes),
+        "curvature": 3,
+        "row_curvature": 3,
+    }
+    for contribution in needed:
+        if contribution.stored:
+            if evidence.replicate is None:
+                evidence.replicate = np.empty((len(folds.test_rows), chains, 0))
+            continue
+        start = folds.test_start if contribution.by_row else np.arange(len(folds) + 1)
+        features = sizes.get(contribution.name, 2)
+        evidence.contributions[contribution.name] = BlockSums.empty(start, chains, batch, features)
+    if CURVATURE in needed and (evidence.previous >= 0).any():
+        evidence.contributions[_PASSED] = BlockSums.empty(folds.test_start, chains, batch, 3)
+
+
+def make_room(evidence: Evidence, draws: int) -> None:
+    """Room for ``draws`` more stored predictive draws."""
+    if evidence.replicate is not None:
+        room = np.empty((*evidence.replicate.shape[:2], draws))
+        evidence.replicate = np.concatenate([evidence.replicate, room], axis=2)
+
+
+def record(
+    evidence: Evidence,
+    members: Int[np.ndarray, " fold"],
+    joint: Float[np.ndarray, "fold chain draw target"],
+    rows: Float[np.ndarray, "row chain draw"] | None,
+    extras: dict[str, Float[np.ndarray, "fold chain draw ..."]],
+) -> None:
+    """Add consecutive draws of the folds ``members`` to what the rules keep.
+
+    Call it before the draws are added to ``evidence.sums``, whose count says where they go.
+    """
+    if not extras:
+        return
+    folds, first = evidence.folds, int(evidence.sums.draws[members[0]])
+    entries = concatenated_ranges(folds.test_start, members)
+    by_row = {name: _by_row(name, values, folds.n_test[members]) for name, values in extras.items()}
+    drawn = _drawn(evidence, members, by_row)
+    if evidence.replicate is not None:
+        part = slice(first, first + joint.shape[2])
+        evidence.replicate[entries, :, part] = by_row["replicate"]
+    for contribution in _online(evidence):
+        log_weight = None
+        if contribution.weights == "row":
+            log_weight = rows
+        elif contribution.weights == "joint":
+            log_weight = np.repeat(
+                _log_weight(evidence, members, joint[..., 0]), drawn.counts, axis=0
+            )
+        sums = evidence.contributions[contribution.name]
+        sums.update(members, contribution.features(drawn), log_weight)
+    if _PASSED in evidence.contributions:
+        _record_passed(evidence, members, joint, extras)
+
+
+def _online(evidence: Evidence) -> list[Contribution]:
+    """Contributions that are kept as running sums."""
+    known = {r.contribution.name: r.contribution for r in RULES.values() if r.contribution}
+    known[BELOW.name] = BELOW
+    return [known[name] for name in evidence.contributions if name != _PASSED]
+
+
+def _drawn(
+    evidence: Evidence, members: Int[np.ndarray, " fold"], by_row: dict[str, np.ndarray]
+) -> Drawn:
+    assert evidence.observed is not None and evidence.classes is not None
+    entries = concatenated_ranges(evidence.folds.test_start, members)
+    return Drawn(
+        counts=evidence.folds.n_test[members],
+        observed=evidence.observed[entries],
+        replicate=by_row.get("replicate"),
+        first=by_row.get("first"),
+        second=by_row.get("second"),
+        probability=by_row.get("probability"),
+        width=int(evidence.folds.n_test.max()),
+        classes=evidence.classes,
+        batch=evidence.sums.length,
+    )
+
+
+def _by_row(name: str, values: np.ndarray, counts: Int[np.ndarray, " fold"]) -> np.ndarray:
+    """What was recorded of each test row: of the fold's own rows, classes on the last axis."""
+    if name == "probability":
+        return np.stack([_unpadded(part, counts) for part in np.moveaxis(values, 3, 0)], axis=-1)
+    return _unpadded(values if name == "replicate" else values[:, :, :, 0], counts)
+
+
+def _unpadded(
+    values: Float[np.ndarray, "fold chain draw slot"], counts: Int[np.ndarray, " fold"]
+) -> Float[np.ndarray, "row chain draw"]:
+    """Rows of all folds one after the other, without the slots that pad them."""
+    valid = np.arange(values.shape[-1]) < counts[:, None]
+    return np.moveaxis(values, -1, 1)[valid]
+
+
+def _log_weight(
+    evidence: Evidence,
+    members: Int[np.ndarray, " fold"],
+    joint: Float[np.ndarray, "fold chain draw"],
+) -> Float[np.ndarray, "fold chain draw"]:
+    """Log weight of each draw: log l, or with a partner log of l / (exp(node) + l)."""
+    assert evidence.full_curvature is not None
+    node = evidence.full_curvature.node[members][:, None, None]
+    bridged = (evidence.partner[members] >= 0)[:, None, None]
+    return np.where(bridged, log_expit(joint - node), joint)
+
+
+def _record_passed(
+    evidence: Evidence,
+    members: Int[np.ndarray, " fold"],
+    joint: Float[np.ndarray, "fold chain draw target"],
+    extras: dict[str, Float[np.ndarray, "fold chain draw target slot"]],
+) -> None:
+    """What these folds' draws say of the test rows of the folds whose partner they are."""
+    assert evidence.full_curvature is not None
+    serving = np.flatnonzero(evidence.previous[members] >= 0)
+    if not serving.size:
+        return
+    served = evidence.previous[members[serving]]
+    counts = evidence.folds.n_test[served]
+    d, dd = (_unpadded(extras[name][serving, :, :, 1], counts) for name in ("first", "second"))
+    node = evidence.full_curvature.node[served][:, None, None]
+    away = np.repeat(expit(node - joint[serving, ..., 1]), counts, axis=0)
+    values = partner_features(away, d, dd)
+    evidence.contributions[_PASSED].update(served, values)
+
+
+def partner_features(away: np.ndarray, d: np.ndarray, dd: np.ndarray) -> np.ndarray:
+    """v, w d and w (d^2 + dd), with v = exp(node) / (exp(node) + l) and w = 1 - v."""
+    return np.stack([away, (1.0 - away) * d, (1.0 - away) * (d**2 + dd)], axis=-1)
+
+
+def full_curvature(
+    evidence: Evidence, model: Model, full: FullData, own_draws: int
+) -> FullCurvature:
+    """The full-data draws' side of the Hyvarinen score."""
+    from foldwise.fit import evaluate_derivatives
+
+    folds, count = evidence.folds, full.joint.shape[1]
+    node = bridge_guess(full.joint, evidence.partner, own_draws)
+    draws = count // full.chains
+    length = max(int(np.sqrt(draws)), 1)
+    blocks = -(-draws // length)
+    served = np.flatnonzero(evidence.partner == len(folds))
+    total = np.zeros((len(folds.test_rows), full.chains, blocks, 5))
+    if not served.size:
+        return FullCurvature(node, total[:, :, :0], length, draws)
+    entries = concatenated_ranges(folds.test_start, served)
+    rows, counts = folds.test_rows[entries], folds.n_test[served]
+    done = 0
+    for d, dd in evaluate_derivatives(model, full.positions):
+        away = expit(node[served, None] - full.joint[served, done : done + len(d)])
+        d, dd = d[:, rows].T, dd[:, rows].T
+        values = partner_features(np.repeat(away, counts, axis=0), d, dd)
+        values = np.concatenate([values, np.stack([d, d**2 + dd], axis=-1)], axis=-1)
+        chain, draw = np.divmod(np.arange(done, done + values.shape[1]), draws)
+        place = chain * blocks + draw // length
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        parts = np.add.reduceat(values, first, axis=1)
+        total[entries[:, None], chain[first], place[first] % blocks] += parts
+        done += values.shape[1]
+    return FullCurvature(node, total, length, draws)
+
+
+def bridge_guess(
+    joint: Float[np.ndarray, "fold draw"], partner: Int[np.ndarray, " fold"], own_draws: int
+) -> Float[np.ndarray, " fold"]:
+    """The full-data draws' guess of the optimal bridge constant of each fold.
+
+    Importance sampling gives log r as -log mean(1 / l) over full-data draws; the constant is
+    log r plus the log of the draws of the fold over those of the partner.
+    """
+    count = joint.shape[1]
+    guess = np.log(count) - logsumexp(-joint, axis=1)
+    guess = np.where(np.isfinite(guess), guess, 0.0)
+    return guess + np.where(partner == len(partner), np.log(own_draws / count), 0.0)
+
+
+# ---------------------------------------------------------------- estimates
 
 
 def estimate(evidence: Evidence, name: str, estimator: str) -> Estimate:
-    """Score ``name`` of every fold: joint (``log``) or summed over rows (``log_pointwise``)."""
-    if name == "log_pointwise" and evidence.sums.row_log_sum is not None:
-        return _by_row(evidence)
-    return _joint(evidence, name, estimator)
+    """Score ``name`` of every fold."""
+    if name in LOG_SCORES:
+        return logscore.estimate(evidence, name, estimator)
+    rule = rule_of(name, evidence.folds)
+    contribution = rule.contribution
+    assert contribution is not None and evidence.observed is not None
+    if contribution is CURVATURE:
+        return _bridged_curvature(evidence, name, rule)
+    observed = evidence.observed if contribution.by_row else np.zeros(len(evidence.folds))
+    assert evidence.classes is not None
+    context = Context(observed, evidence.classes)
+    sample = _sample(evidence, contribution)
+    if rule.finish is not None:
+        value, influence = rule.finish(sample, context)
+    else:
+        value_of = rule.value
+        assert value_of is not None
+        value, influence = jackknife(sample, lambda means: value_of(means, context))
+    found = _assembled(evidence, name, value, influence, contribution.by_row)
+    if contribution.weights == "row":
+        found = replace(found, weighted=True, row_spread=found.row_variance)
+    return found
 
 
-# ---------------------------------------------------------------- joint score
+def _sample(evidence: Evidence, contribution: Contribution) -> Sample:
+    """Block sums of a contribution over all draws so far."""
+    sums = evidence.sums
+    total = (
+        _stored_total(evidence, contribution)
+        if contribution.stored
+        else evidence.contributions[contribution.name].total
+    )
+    return Sample(total, sums.length, evidence.n_draws, sums.full_blocks)
 
 
-@dataclass
-class _Side:
-    """Averages over one sampler's draws at some bridge constants.
+def _stored_total(
+    evidence: Evidence, contribution: Contribution
+) -> Float[np.ndarray, "unit chain block feature"]:
+    """Block sums from stored predictive draws, some folds at a time."""
+    folds, found = evidence.folds, []
+    assert evidence.replicate is not None
+    draws, length = evidence.n_draws, evidence.sums.length
+    step = max(1, _CHUNK // (evidence.chains * draws))
+    edges = np.arange(0, draws, length)
+    first = 0
+    while first < len(folds):
+        last = int(np.searchsorted(folds.test_start, folds.test_start[first] + step, "right")) - 1
+        members = np.arange(first, max(last, first + 1))
+        entries = concatenated_ranges(folds.test_start, members)
+        by_row = {"replicate": evidence.replicate[entries]}
+        features = contribution.features(_drawn(evidence, members, by_row))
+        found.append(np.add.reduceat(features, edges, axis=2))
+        first = int(members[-1]) + 1
+    return np.concatenate(found)
 
-    ``blocks`` are block means relative to the mean, so their mean is one.
+
+def _bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
+    """Hyvarinen score of each fold's test rows, pooled with the draws of its bridge partner.
+
+    The predictive density of the test rows is q = E[l] over the fold's posterior. Derivatives of
+    log q by an observed value are averages of d and d^2 + dd over the fold's draws weighed by l,
+    and over those of the partner as they are. With w = l / (exp(node) + l) and v = 1 - w,
+
+        E[g] = mean_partner(v) mean_fold(w g) / mean_fold(w) + mean_partner(w g)
+
+    holds for any node; without a partner w = l and v = 1. Where the two posteriors hardly overlap,
+    the partner's draws alone serve: v = 0 and w = 1.
     """
+    folds, sums, full = evidence.folds, evidence.sums, evidence.full_curvature
+    score = rule.value
+    assert full is not None and score is not None
+    own = _sample(evidence, CURVATURE)
+    partner = np.repeat(evidence.partner, folds.n_test)
+    with_full, with_fold = partner == len(folds), (partner >= 0) & (partner < len(folds))
+    other = np.tile([1.0, 0.0, 0.0], (len(partner), 1))
+    joint = logscore.estimate(evidence, "log", "auto")
+    theirs = Sample(
+        _full_side(evidence, joint.overlap)[with_full],
+        full.length,
+        full.draws,
+        full.draws // full.length,
+    )
+    passed = Sample(np.zeros((0, 1, 1, 3)), 1, 1, 1)
+    if with_full.any():
+        other[with_full] = theirs.mean
+    if with_fold.any():
+        kept = evidence.contributions[_PASSED].total[with_fold]
+        passed = Sample(kept, sums.length, evidence.n_draws, sums.full_blocks)
+        other[with_fold] = passed.mean
 
-    log_mean: Float[np.ndarray, "fold node"]
-    blocks: Float[np.ndarray, "fold node chain block"]
-    overlap: Float[np.ndarray, "fold node"]
-    spread: Float[np.ndarray, "fold node"]
+    def pooled(own_means: np.ndarray, other_means: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = own_means[..., 1:] / own_means[..., :1]
+        own_part = np.where(other_means[..., :1] > 0, other_means[..., :1] * ratio, 0.0)
+        average = own_part + other_means[..., 1:]
+        means = np.concatenate([np.ones_like(average[..., :1]), average], axis=-1)
+        return score(means, Context(np.zeros(0), np.zeros(0)))
+
+    mean = own.mean
+    value = pooled(mean, other)
+    influence = own.influence(value, pooled(own.without, other[:, None, None]))
+    corrected = value + influence.mean(axis=(1, 2))
+    from_full = np.zeros((len(partner), theirs.total.shape[1], theirs.full_blocks))
+    from_folds = np.zeros_like(influence)
+    for sample, where, target in ((theirs, with_full, from_full), (passed, with_fold, from_folds)):
+        if where.any():
+            left_out = pooled(mean[where][:, None, None], sample.without)
+            target[where] = sample.influence(value[where], left_out)
+            corrected[where] += target[where].mean(axis=(1, 2))
+    found = _assembled(evidence, name, corrected, influence, True, from_folds, from_full)
+    # the score is of whole test sets, so its units are folds
+    return replace(
+        found, overlap=joint.overlap, bridged=evidence.partner >= 0, rows=None, row_variance=None
+    )
 
 
-def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
-    """log p(test rows | training rows) of each fold, by the plain mean or the bridge."""
-    sums, folds = evidence.sums, len(evidence.folds)
-    side = _mean_side(sums)
-    log_r, own = side.log_mean[:, 0], side.blocks[:, 0]
-    spread, lap = side.spread[:, 0], np.full(folds, np.nan)
-    own_variance = batch_means_variance(own, sums.length, evidence.n_draws)
-    partner_variance = np.zeros(folds)
-    bridged = (evidence.partner >= 0) & (estimator != "mean") & (sums.undefined == 0)
-    bridged &= np.isfinite(evidence.full).all(axis=1)
-    passed = np.zeros_like(own)  # influence of each fold's draws on the score of the previous one
-    full_influence = np.zeros((folds, evidence.full.shape[1] if bridged.any() else 0))
-    if bridged.any():
-        result = _bridge(evidence, np.flatnonzero(bridged))
-        members = result.members
-        bridged = np.isin(np.arange(folds), members)
-        log_r[members], own[members], spread[members] = result.log_r, result.own, result.spread
-        lap[members], partner_variance[members] = result.overlap, result.partner_variance
-        own_variance[members] = batch_means_variance(result.own, sums.length, evidence.n_draws)
-        passed, full_influence = result.passed, result.full_influence
-    # second-order bias of log means: one on top, one below
-    correction = 0.5 * own_variance - 0.5 * partner_variance
-    rung_variance = np.zeros(folds)
-    noise = own_variance * evidence.chains * evidence.n_draws
-    for k in np.unique(np.concatenate([[], *(rung.members for rung in evidence.rungs)])).astype(
-        int
-    ):
-        way = climbed(evidence, k)
-        log_r[k], correction[k], lap[k], bridged[k] = way.log_r, way.correction, way.overlap, True
-        own[k] = 1.0 if way.own is None else way.own
-        own_variance[k] = batch_means_variance(own[k], sums.length, evidence.n_draws)
-        spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
-        full_influence[k] = way.full_influence
-        partner_variance[k] = _full_variance(evidence, way.full_influence)
-    elpd = log_r + correction
-    elpd = np.where(sums.undefined > 0, np.nan, elpd)
-    weight = np.where(np.isfinite(elpd), evidence.folds.fold_weight, 0.0)
-    shared = weight @ full_influence
+def _full_side(
+    evidence: Evidence, overlap: Float[np.ndarray, " fold"]
+) -> Float[np.ndarray, "row chain block feature"]:
+    """Sums over full-data draws; unweighted for folds that overlap little or needed rungs."""
+    full = evidence.full_curvature
+    assert full is not None
+    far = ~(overlap >= LEAST_OVERLAP)
+    for rung in evidence.rungs:
+        far[rung.members] = True
+    alone = np.repeat(far, evidence.folds.n_test)[:, None, None, None]
+    unweighted = np.concatenate([np.zeros_like(full.total[..., :1]), full.total[..., 3:]], axis=-1)
+    return np.where(alone, unweighted, full.total[..., :3])
+
+
+def _assembled(
+    evidence: Evidence,
+    name: str,
+    value: Float[np.ndarray, " unit"],
+    influence: Float[np.ndarray, "unit chain block"],
+    by_row: bool,
+    from_folds: Float[np.ndarray, "row chain block"] | None = None,
+    from_full: Float[np.ndarray, "row chain block"] | None = None,
+) -> Estimate:
+    """Scores by fold and their variances, from those of their rows or their own.
+
+    ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners.
+    """
+    folds, draws, length = evidence.folds, evidence.n_draws, evidence.sums.length
+    k = len(folds)
+    sizes = folds.n_test if by_row else np.ones(k, int)
+    start = folds.test_start[:-1] if by_row else np.arange(k)
+    finite = np.isfinite(np.add.reduceat(value, start)) & (evidence.sums.undefined == 0)
+    score = np.where(finite, np.add.reduceat(value, start), np.nan)
+    unit_weight = folds.test_weight if by_row else folds.fold_weight
+    unit_weight = np.where(np.repeat(finite, sizes), unit_weight, 0.0)
+
+    def of_fold(blocks: np.ndarray, weight: np.ndarray | float = 1.0) -> np.ndarray:
+        blocks = np.where(np.isfinite(blocks), blocks, 0.0)
+        return np.add.reduceat(np.reshape(weight, (-1, 1, 1)) * blocks, start)
+
+    passed = np.zeros((k, *influence.shape[1:]))
+    variance = batch_means_variance(of_fold(influence), length, draws)
+    row_variance = batch_means_variance(influence, length, draws)
+    if from_folds is not None:
+        variance += batch_means_variance(of_fold(from_folds), length, draws)
+        row_variance += batch_means_variance(from_folds, length, draws)
+        passed = _moved(evidence, -of_fold(from_folds, unit_weight))
+    shared, full_part = np.zeros(0), 0.0
+    if from_full is not None and (evidence.partner == k).any():
+        full = evidence.full_curvature
+        assert full is not None
+        by_fold = of_fold(from_full, unit_weight)
+        variance += batch_means_variance(of_fold(from_full), full.length, full.draws)
+        row_variance += batch_means_variance(from_full, full.length, full.draws)
+        full_part = float(batch_means_variance(by_fold.sum(axis=0), full.length, full.draws))
+        shared = np.zeros((from_full.shape[1], full.draws))
+        whole = from_full.shape[2] * full.length
+        shared[:, :whole] = np.repeat(by_fold.sum(axis=0), full.length, axis=1)
+        shared = shared.ravel()
+    nothing = np.full(k, np.nan)
+    weighted = of_fold(influence, unit_weight)
+    # weights are in the influences already; a fold whose score is left out still serves another
+    one = np.ones(k)
     return Estimate(
         name=name,
-        elpd=elpd,
-        variance=own_variance + rung_variance + partner_variance,
-        own_variance=_own_variance(evidence, weight, own, passed)
-        + float(weight**2 @ rung_variance),
+        score=score,
+        variance=variance,
+        own_variance=fold_variance(evidence, one, weighted, passed),
         full_influence=shared,
-        full_variance=float(_full_variance(evidence, shared)) if shared.size else 0.0,
-        spread=spread,
-        noise=noise,
-        overlap=lap,
-        bridged=bridged,
-        full_score=_full_score(evidence),
-        weight=weight,
+        full_variance=full_part,
+        spread=nothing,
+        noise=nothing,
+        overlap=nothing,
+        bridged=np.zeros(k, bool),
+        full_score=nothing,
+        weight=np.where(finite, folds.fold_weight, 0.0),
+        rows=value if by_row else None,
+        row_variance=row_variance if by_row else None,
+        weighted=from_folds is not None,
     )
 
 
-def _full_score(evidence: Evidence) -> Float[np.ndarray, " fold"]:
-    """log p(test rows | all rows) of each fold: the full-data score of the same rows."""
-    with np.errstate(invalid="ignore"):
-        return logsumexp(evidence.full, axis=1) - np.log(evidence.full.shape[1])
+def _moved(
+    evidence: Evidence, influence: Float[np.ndarray, "fold chain block"]
+) -> Float[np.ndarray, "fold chain block"]:
+    """Influences on each fold's score, moved to the folds whose draws they are of."""
+    moved = np.zeros_like(influence)
+    serves = evidence.previous >= 0
+    moved[serves] = influence[evidence.previous[serves]]
+    return moved
 
 
-def _mean_side(sums: RunningSums) -> _Side:
-    """The plain mean of the test rows' likelihood over a fold's draws."""
-    draws, chains = int(sums.draws[0]), sums.log_sum.shape[1]
-    log_mean = logsumexp(sums.log_sum, axis=(1, 2)) - np.log(draws * chains)
-    with np.errstate(invalid="ignore", over="ignore"):
-        relative = sums.log_sum[..., : sums.full_blocks] - log_mean[:, None, None]
-        blocks = np.exp(relative) / sums.length
-        second = np.exp(logsumexp(sums.log_square, axis=1) - np.log(draws * chains) - 2 * log_mean)
-    blocks = np.where(np.isfinite(log_mean)[:, None, None], blocks, 1.0)
-    empty = np.full((len(log_mean), 1), np.nan)
-    return _Side(log_mean[:, None], blocks[:, None], empty, _unbiased(second, draws * chains))
+def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
+    """Of each test row, the predictive probability of a value below the observed one, and of that.
 
-
-def _unbiased(second: np.ndarray, draws: int) -> np.ndarray:
-    """Variance of a quantity with mean one from its mean square."""
-    return np.maximum(second - 1.0, 0.0)[:, None] * draws / (draws - 1)
-
-
-@dataclass
-class _Bridged:
-    """Bridge estimates of the folds ``members`` and what each sampler's draws did to them."""
-
-    members: Int[np.ndarray, " member"]
-    log_r: Float[np.ndarray, " member"]
-    own: Float[np.ndarray, "member chain block"]
-    spread: Float[np.ndarray, " member"]
-    overlap: Float[np.ndarray, " member"]
-    partner_variance: Float[np.ndarray, " member"]
-    passed: Float[np.ndarray, "fold chain block"]
-    full_influence: Float[np.ndarray, "fold draw"]
-
-
-def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged:
-    sums, folds = evidence.sums, len(evidence.folds)
-    with_full = evidence.partner[members] == folds
-    log_odds = np.where(with_full, log_draw_odds(evidence, members), 0.0)
-    nodes = _stored_nodes(evidence, members, log_odds) if evidence.draws is not None else None
-    own = _fold_side(evidence, members, 0, nodes)
-    if nodes is None:
-        assert sums.nodes is not None
-        nodes = sums.nodes[members, 0]
-    log_b, b_overlap = np.zeros_like(nodes), np.zeros_like(nodes)
-    other_folds = np.flatnonzero(~with_full)
-    from_folds = evidence.partner[members[other_folds]]
-    if other_folds.size:
-        theirs = _fold_side(evidence, from_folds, 1, nodes[other_folds])
-        log_b[other_folds], b_overlap[other_folds] = theirs.log_mean, theirs.overlap
-    log_terms = _full_terms(evidence, members[with_full], nodes[with_full])
-    for node, terms in enumerate(log_terms):
-        log_b[with_full, node] = logsumexp(terms, axis=1) - np.log(terms.shape[1])
-        b_overlap[with_full, node] = bridge.overlap(terms)
-
-    mix, inside = _node_weights(nodes, own.log_mean + log_odds[:, None] - log_b)
-    mix = mix * inside[:, None]
-    passed = np.zeros((folds, evidence.chains, sums.full_blocks))
-    partner_variance = np.zeros(len(members))
-    if other_folds.size:
-        blocks = np.einsum("kg,kglb->klb", mix[other_folds], theirs.blocks)
-        passed[from_folds] = blocks
-        partner_variance[other_folds] = batch_means_variance(blocks, sums.length, evidence.n_draws)
-    full_influence = np.zeros((folds, evidence.full.shape[1]))
-    for node, terms in enumerate(log_terms):
-        relative = np.exp(terms - log_b[with_full, node, None]) - 1.0
-        full_influence[members[with_full]] += mix[with_full, node, None] * relative
-    if with_full.any():
-        partner_variance[with_full] = _full_variance(evidence, full_influence[members[with_full]])
-
-    def at_root(values: np.ndarray) -> np.ndarray:
-        return np.einsum("kg,kg...->k...", mix, values)
-
-    keep = np.flatnonzero(inside)
-    return _Bridged(
-        members[keep],
-        at_root(nodes + own.log_mean - log_b)[keep],
-        at_root(own.blocks)[keep],
-        at_root(own.spread)[keep],
-        at_root(np.minimum(own.overlap, b_overlap))[keep],
-        partner_variance[keep],
-        passed,
-        full_influence,
-    )
-
-
-def log_draw_odds(
-    evidence: Evidence, members: Int[np.ndarray, " member"]
-) -> Float[np.ndarray, " member"]:
-    """log(n0 / n1) of each fold in effective draws: how its draws weigh against the full data's.
-
-    Autocorrelation times are those of the log score, by batch means; rough, but the bridge's
-    error is flat around the optimum.
+    ``mcse`` is the Monte Carlo error of ``below`` plus half of ``equal``. None without predictive
+    draws.
     """
-    sums = evidence.sums
-    counts = sums.block_draws
-    total = sums.total[members][..., : len(counts)]
-    square = sums.square[members][..., : len(counts)]
-    draws, full_draws = evidence.chains * evidence.n_draws, evidence.full.shape[1]
-    full = evidence.full[members]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        spread = square.sum(axis=(1, 2)) / draws - (total.sum(axis=(1, 2)) / draws) ** 2
-        blocks = total[..., : sums.full_blocks] / sums.length
-        own = batch_means_variance(blocks, sums.length, evidence.n_draws) * draws / spread
-        theirs = _full_variance(evidence, full) * full_draws / full.var(axis=1)
-    own, theirs = (np.clip(np.nan_to_num(t, nan=1.0), 0.5, 20.0) for t in (own, theirs))
-    return np.log(draws / own) - np.log(full_draws / theirs)
-
-
-def _stored_nodes(
-    evidence: Evidence, members: Int[np.ndarray, " member"], log_odds: Float[np.ndarray, " member"]
-) -> Float[np.ndarray, "member 1"]:
-    """The optimal bridge constant of each fold, from stored draws."""
-    assert evidence.draws is not None
-    nodes = np.empty((len(members), 1))
-    full = evidence.partner[members] == len(evidence.folds)
-    for group in (np.flatnonzero(full), np.flatnonzero(~full)):
-        if group.size:
-            own = evidence.draws[members[group], ..., 0].reshape(len(group), -1)
-            if full[group[0]]:
-                theirs = evidence.full[members[group]]
-            else:
-                partner = evidence.partner[members[group]]
-                theirs = evidence.draws[partner, ..., 1].reshape(len(group), -1)
-            nodes[group, 0] = bridge.solve(own, theirs, log_odds[group])
-    return nodes
-
-
-def _fold_side(
-    evidence: Evidence,
-    members: Int[np.ndarray, " member"],
-    target: int,
-    nodes: Float[np.ndarray, "member node"] | None,
-) -> _Side:
-    """Averages of expit(log l - node), or of expit(node - log l) for target 1, over fold draws."""
-    sums, count = evidence.sums, evidence.chains * evidence.n_draws
-    if evidence.draws is None:
-        assert sums.grid is not None and sums.grid_square is not None
-        grid = np.moveaxis(sums.grid[members, target], -1, 1)  # fold node chain block
-        mean = grid.sum(axis=(2, 3)) / count
-        square = sums.grid_square[members, target].sum(axis=1)
-        blocks = grid[..., : sums.full_blocks] / sums.length
-    else:
-        assert nodes is not None
-        sign = 1.0 if target == 0 else -1.0
-        value = np.exp(log_expit(sign * (evidence.draws[members, ..., target] - nodes[..., None])))
-        mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
-        blocks = block_means(value, sums.length)[:, None]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        relative = np.where(mean[..., None, None] > 0, blocks / mean[..., None, None], 1.0)
-        lap = np.where(square > 0, (mean * count) ** 2 / square, 0.0)
-        spread = np.where(mean > 0, square / count / mean**2 - 1.0, 0.0) * count / (count - 1)
-        return _Side(np.log(mean), relative, lap, np.maximum(spread, 0.0))
-
-
-def _full_terms(
-    evidence: Evidence, members: Int[np.ndarray, " member"], nodes: Float[np.ndarray, "member node"]
-) -> list[Float[np.ndarray, "member draw"]]:
-    """log expit(node - log l) at the full-data draws, for each node."""
-    if not members.size:
-        return []
-    return [log_expit(nodes[:, [g]] - evidence.full[members]) for g in range(nodes.shape[1])]
-
-
-def _node_weights(
-    nodes: Float[np.ndarray, "member node"], gap: Float[np.ndarray, "member node"]
-) -> tuple[Float[np.ndarray, "member node"], Bool[np.ndarray, " member"]]:
-    """Weights of the two nodes around the root of ``gap``, which falls along the nodes.
-
-    Each node gives a consistent estimate, so their average does too; it is close to the optimal
-    one. Folds whose root lies outside the nodes are marked False.
-    """
-    if nodes.shape[1] == 1:
-        return np.ones_like(nodes), np.isfinite(gap[:, 0])
-    after = np.argmax(gap <= 0, axis=1)
-    inside = (gap[:, 0] > 0) & (gap[:, -1] <= 0) & np.isfinite(gap).all(axis=1)
-    after = np.clip(after, 1, nodes.shape[1] - 1)
-    member = np.arange(len(nodes))
-    high, low = gap[member, after - 1], gap[member, after]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.clip(np.nan_to_num(high / (high - low), nan=0.5), 0.0, 1.0)
-    mix = np.zeros_like(nodes)
-    mix[member, after - 1], mix[member, after] = 1.0 - share, share
-    return mix, inside
-
-
-def _full_variance(
-    evidence: Evidence, influence: Float[np.ndarray, "... draw"]
-) -> Float[np.ndarray, " ..."]:
-    """Monte Carlo variance of a mean over the full-data draws."""
-    return series_variance(influence.reshape(*influence.shape[:-1], evidence.full_chains, -1))
-
-
-def _own_variance(
-    evidence: Evidence,
-    weight: Float[np.ndarray, " fold"],
-    own: Float[np.ndarray, "fold chain block"],
-    passed: Float[np.ndarray, "fold chain block"],
-) -> float:
-    """Monte Carlo variance that the folds' draws give to the weighted sum of their scores.
-
-    Chains of different folds are independent, but a fold's draws may serve two scores: its own
-    and, as a partner, the previous fold's. Their influences are added before taking variances.
-    """
-    previous = evidence.previous
-    passed_weight = np.where(previous >= 0, weight[np.maximum(previous, 0)], 0.0)
-    influence = weight[:, None, None] * own - passed_weight[:, None, None] * passed
-    used = (weight > 0) | (passed_weight > 0)
-    variance = batch_means_variance(influence[used], evidence.sums.length, evidence.n_draws)
-    return float(variance.sum())
-
-
-# ---------------------------------------------------------------- score by row
-
-
-def _by_row(evidence: Evidence) -> Estimate:
-    """Sum over a fold's test rows of log p(row | training rows), by the plain mean.
-
-    Rows of a fold share their draws, so the fold's Monte Carlo variance is that of the sum of
-    the rows' influences l_i / mean(l_i).
-    """
-    sums, folds = evidence.sums, evidence.folds
-    assert sums.row_log_sum is not None and sums.row_log_square is not None
-    count = evidence.chains * evidence.n_draws
-    log_mean = logsumexp(sums.row_log_sum, axis=(1, 2)) - np.log(count)
-    bad = ~np.isfinite(log_mean)
-    with np.errstate(invalid="ignore", over="ignore"):
-        blocks = np.exp(sums.row_log_sum[..., : sums.full_blocks] - log_mean[:, None, None])
-        blocks = np.where(bad[:, None, None], 1.0, blocks / sums.length)
-        second = np.exp(logsumexp(sums.row_log_square, axis=1) - np.log(count) - 2.0 * log_mean)
-    row_variance = batch_means_variance(blocks, sums.length, evidence.n_draws)
-    rows = log_mean + 0.5 * row_variance
-    row_spread = np.where(bad, 0.0, np.maximum(second - 1.0, 0.0) * count / (count - 1))
-
-    start = folds.test_start[:-1]
-    elpd = np.add.reduceat(rows, start)
-    elpd = np.where(sums.undefined > 0, np.nan, elpd)
-    usable = np.repeat(np.isfinite(elpd), folds.n_test)
-    row_weight = np.where(usable, folds.test_weight, 0.0)
-    plain = batch_means_variance(np.add.reduceat(blocks, start), sums.length, evidence.n_draws)
-    weighted = np.add.reduceat(row_weight[:, None, None] * blocks, start)
-    return Estimate(
-        name="log_pointwise",
-        elpd=elpd,
-        variance=plain,
-        own_variance=float(batch_means_variance(weighted, sums.length, evidence.n_draws).sum()),
-        full_influence=np.zeros(0),
-        full_variance=0.0,
-        spread=np.add.reduceat(row_spread, start),
-        noise=np.add.reduceat(row_variance, start) * count,
-        overlap=np.full(len(folds), np.nan),
-        bridged=np.zeros(len(folds), bool),
-        full_score=np.add.reduceat(evidence.full_rows, start),
-        weight=np.where(np.isfinite(elpd), folds.fold_weight, 0.0),
-        rows=rows,
-        row_variance=row_variance,
-        row_spread=row_spread,
-    )
+    if BELOW.name not in evidence.contributions:
+        return None
+    sample = _sample(evidence, BELOW)
+    _, influence = jackknife(sample, lambda means: means[..., 0] + 0.5 * means[..., 1])
+    error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
+    return {"below": sample.mean[:, 0], "equal": sample.mean[:, 1], "mcse": error}

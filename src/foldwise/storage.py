@@ -7,6 +7,7 @@ A saved result is one netCDF-4 file, which xarray, R, Julia and ncdump read alik
     /mixing         R-hat by fold and its benchmark
     /test           which rows each fold tests, and the observed values
     /draws          log score of every draw, where kept
+    /calibration    predictive probabilities of each test row, where simulated
     /state          what ``extend`` needs to take the chains further
 
 Groups mirror the records they hold: one variable for each array or number, one group for each
@@ -32,9 +33,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from foldwise.accumulators import RunningSums
+from foldwise.accumulators import BlockSums, RunningSums
 from foldwise.crossval import Run, Settings
 from foldwise.diagnostics import PARETO_LIMIT, Mixing, fold_status, series_variance
+from foldwise.evidence import Evidence, FullCurvature
 from foldwise.fit import Fit, evaluate_rows
 from foldwise.folds import Folds
 from foldwise.kernel import StepSize
@@ -42,8 +44,8 @@ from foldwise.ladder import Rung
 from foldwise.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
 from foldwise.model import Model
 from foldwise.results import CVResult, Score, finish_score, units
-from foldwise.sampler import PILOTS, Sampler
-from foldwise.scores import Evidence
+from foldwise.rules import LOG_SCORES
+from foldwise.sampler import PILOTS, Emit, Sampler
 from foldwise.tuning import Locals
 
 FORMAT = "foldwise-result"
@@ -53,9 +55,12 @@ _RESERVED = ("format", "format_version", "foldwise_version", "json_keys", "check
 _RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (
+        BlockSums,
+        Emit,
         Fit,
         FoldMetric,
         Folds,
+        FullCurvature,
         LocalCoordinates,
         Locals,
         Mixing,
@@ -289,6 +294,8 @@ def _result_tree(result: CVResult) -> xr.DataTree:
     }
     if result.draws is not None:
         children["draws"] = _pack(result.draws.to_dataset(name="log_score"))
+    if result.calibration is not None:
+        children["calibration"] = _pack(result.calibration)
     if result.run is not None:
         children["state"] = _pack(_run_parts(result.run))
     elif "state" in result.info:
@@ -301,12 +308,12 @@ def _result_tree(result: CVResult) -> xr.DataTree:
 def _result(tree: xr.DataTree) -> CVResult:
     groups = tree.children
     draws = _unpack(groups["draws"])["log_score"] if "draws" in groups else None
+    calibration = _unpack(groups["calibration"]) if "calibration" in groups else None
     info = _info(tree.attrs)
     if "state" in groups:
         info["state"] = SavedState(groups["state"].copy())
-    return CVResult(
-        _unpack(groups["scores"]), _unpack(groups["mixing"]), _unpack(groups["test"]), info, draws
-    )
+    scores, mixing, test = (_unpack(groups[name]) for name in ("scores", "mixing", "test"))
+    return CVResult(scores, mixing, test, info, draws, calibration)
 
 
 def _attributes(info: dict[str, Any]) -> dict[str, Any]:
@@ -504,7 +511,7 @@ def _run_parts(run: Run) -> dict[str, Any]:
     del evidence["folds"]
     if run.evidence.draws is not None:
         evidence["draws"] = run.evidence.draws[..., 1:]
-    names = ("position", "steps", "step_size", "metric", "done", "by_row")
+    names = ("position", "steps", "step_size", "metric", "done", "emit")
     sampler = {name: getattr(run.sampler, name) for name in names}
     return {**parts, "evidence": evidence, "sampler": sampler}
 
@@ -536,7 +543,7 @@ def restore_run(result: CVResult, model: Model) -> Run:
         refine=None,
         start=start,
         pilot_start=np.zeros((PILOTS, *start.shape[1:])),
-        by_row=saved["by_row"],
+        emit=saved["emit"],
         warmup=settings.warmup,
         seed=settings.seed,
         precision=settings.precision,
@@ -617,9 +624,12 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     if observed:
         test["y"] = observed[0]
     fold_names = scores[names[0]].folds["fold"].values
-    return CVResult(
-        scores, mixing, test, _merge_info(parts), _merge_draws(parts, order, fold_names)
-    )
+    calibration = None
+    tables = [part.calibration for part in parts if part.calibration is not None]
+    if len(tables) == len(parts):
+        calibration = _join(tables, "test_row", entries)
+    draws = _merge_draws(parts, order, fold_names)
+    return CVResult(scores, mixing, test, _merge_info(parts), draws, calibration)
 
 
 def _check_parts(parts: list[CVResult]) -> None:
@@ -689,6 +699,11 @@ def _merge_score(
     table = _join([score.folds for score in scores], "fold", order)
     table["status"] = ("fold", _status(table, limit))
     rows, by_row = None, [score.rows for score in scores if score.rows is not None]
+    if 0 < len(by_row) < len(parts) and name not in LOG_SCORES:
+        raise ValueError(
+            f"merged results must score their folds alike, but {name} is joint in some parts and "
+            f"by row in others, whose test sets are large; run them with {name}_pointwise"
+        )
     if by_row:
         each = [_rows(part, part.score(name), list(by_row[0].data_vars)) for part in parts]
         rows = _join(each, "test_row", entries)
@@ -720,6 +735,7 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
     was = table["status"].values
     return fold_status(
         not_finite=was == "not finite",
+        singular=was == "singular covariance",
         stuck=was == "stuck chain",
         disagree=table["rhat"].values > limit,
         overlap=table["overlap"].values,
@@ -781,14 +797,20 @@ def _merge_draws(
 
 
 def to_arviz(result: CVResult) -> Any:
-    """The result's first score as arviz-stats' ELPDData, for ``arviz_stats.compare``.
+    """The result's log score as arviz-stats' ELPDData, for ``arviz_stats.compare``.
 
     Its units are folds for a joint score, test rows for a score by row; a row's Pareto k is the
     largest of the folds that test it. Folds whose score is not a number are left out.
     """
     import arviz_stats.utils
 
-    score = next(iter(result.scores.values()))
+    score = next((s for name, s in result.scores.items() if name in LOG_SCORES), None)
+    if score is None:
+        have = ", ".join(result.scores)
+        raise ValueError(
+            f"arviz takes log scores, but this result has {have}; run cross_validate with "
+            '"log" or "log_pointwise" among its scores'
+        )
     table = score.folds
     used = np.isfinite(table["elpd"].values)
     tail = table["pareto_k"].values[used]

@@ -10,6 +10,7 @@ Run it with ``python -m foldwise.studies.toy``.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
@@ -51,10 +52,16 @@ def model(data: Data, covariates: int, name: str) -> fw.Model:
             scales += -0.5 * (jnp.exp(log_sigma) / 10.0) ** 2 + log_sigma  # half-normal, Jacobian
         return -0.5 * normals + scales
 
-    def log_likelihood(q):  # type: ignore[no-untyped-def]
+    def mean(q):  # type: ignore[no-untyped-def]
         alpha = q["mu_alpha"] + jnp.exp(q["log_sigma_alpha"]) * q["z"]
-        residual = (y - (alpha + x @ q["beta"])[group]) / jnp.exp(q["log_sigma_y"])
+        return (alpha + x @ q["beta"])[group]
+
+    def row_log_density(q, y):  # type: ignore[no-untyped-def]
+        residual = (y - mean(q)) / jnp.exp(q["log_sigma_y"])
         return -0.5 * residual**2 - q["log_sigma_y"] - HALF_LOG_TWO_PI
+
+    def simulate(key, q):  # type: ignore[no-untyped-def]
+        return mean(q) + jnp.exp(q["log_sigma_y"]) * jax.random.normal(key, y.shape)
 
     init = {
         "mu_alpha": 0.0,
@@ -63,7 +70,16 @@ def model(data: Data, covariates: int, name: str) -> fw.Model:
         "beta": np.zeros(covariates),
         "z": np.zeros(GROUPS),
     }
-    return fw.Model(log_prior, log_likelihood, init, n_obs=len(y), y=y, name=name)
+    return fw.Model(
+        log_prior,
+        None,
+        init,
+        n_obs=len(y),
+        simulate=simulate,
+        row_log_density=row_log_density,
+        y=y,
+        name=name,
+    )
 
 
 def main() -> None:

@@ -1,0 +1,135 @@
+"""What sampling has recorded, and what an estimate of a score is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from foldwise.accumulators import BlockSums, RunningSums
+from foldwise.diagnostics import batch_means_variance, series_variance
+from foldwise.folds import Folds
+
+if TYPE_CHECKING:
+    from foldwise.ladder import Rung
+
+
+@dataclass(frozen=True)
+class FullCurvature:
+    """The full-data draws' side of the Hyvarinen score, for the test rows of every fold.
+
+    ``node`` is each fold's bridge constant in nats. With l the density of the fold's test rows at a
+    draw, v = expit(node - log l) and w = 1 - v, ``total`` sums v, w d and w (d^2 + dd), and then d
+    and d^2 + dd without weights, over blocks of ``length`` draws of each chain of ``draws``, d and
+    dd being the derivatives of a row's log density by its value; the last block of a chain may be
+    shorter.
+    """
+
+    node: Float[np.ndarray, " fold"]
+    total: Float[np.ndarray, "row chain block feature"]
+    length: int
+    draws: int
+
+
+@dataclass
+class Evidence:
+    """What sampling has recorded.
+
+    ``partner`` and ``previous`` are positions of folds: whose draws bridge this fold's score (the
+    number of folds stands for the full data, -1 for none), and whose score this fold's draws
+    bridge. ``full`` is the joint log density of each fold's test rows at the full-data draws,
+    ``full_chains`` chains after one another, ``full_rows`` the log of its mean for each test row.
+    ``rungs`` are those of folds that overlap too little with the full data. For other rules than
+    the log score, ``contributions`` are block sums of what each draw contributes, ``replicate`` the
+    stored predictive draws of each test row, ``observed`` its observed value,
+    ``classes`` the values that occur.
+    """
+
+    folds: Folds
+    partner: Int[np.ndarray, " fold"]
+    previous: Int[np.ndarray, " fold"]
+    sums: RunningSums
+    draws: Float[np.ndarray, "fold chain draw target"] | None
+    full: Float[np.ndarray, "fold draw"]
+    full_chains: int
+    full_rows: Float[np.ndarray, " row"]
+    rungs: list[Rung] = field(default_factory=list)
+    contributions: dict[str, BlockSums] = field(default_factory=dict)
+    replicate: Float[np.ndarray, "row chain draw"] | None = None
+    observed: Float[np.ndarray, " row"] | None = None
+    classes: Float[np.ndarray, " class"] | None = None
+    full_curvature: FullCurvature | None = None
+
+    @property
+    def chains(self) -> int:
+        """Chains of each fold."""
+        return self.sums.log_sum.shape[1]
+
+    @property
+    def n_draws(self) -> int:
+        """Draws of each chain."""
+        return int(self.sums.draws[0])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score of every fold, and of every test row where it is a sum over rows.
+
+    ``variance`` is the Monte Carlo variance of each fold's score. That of their weighted sum has
+    two parts: ``own_variance`` from the folds' draws and ``full_variance`` from the full-data
+    draws that all folds share, whose influences on the sum are ``full_influence``. ``spread`` is
+    the variance of the fold's averaged quantity over draws, ``noise`` that of its mean times the
+    number of draws: their ratio gives effective draws.
+    ``weighted`` says that draws count by the density of the test rows, whose tail then matters.
+    ``weight`` is zero for folds whose score is not a number; they are left out of the total.
+    """
+
+    name: str
+    score: Float[np.ndarray, " fold"]
+    variance: Float[np.ndarray, " fold"]
+    own_variance: float
+    full_influence: Float[np.ndarray, " draw"]
+    full_variance: float
+    spread: Float[np.ndarray, " fold"]
+    noise: Float[np.ndarray, " fold"]
+    overlap: Float[np.ndarray, " fold"]
+    bridged: Bool[np.ndarray, " fold"]
+    full_score: Float[np.ndarray, " fold"]
+    weight: Float[np.ndarray, " fold"]
+    rows: Float[np.ndarray, " row"] | None = None
+    row_variance: Float[np.ndarray, " row"] | None = None
+    row_spread: Float[np.ndarray, " row"] | None = None
+    weighted: bool = True
+
+    @property
+    def total_variance(self) -> float:
+        """Monte Carlo variance of the weighted sum of the folds' scores."""
+        return self.own_variance + self.full_variance
+
+
+def full_variance(
+    evidence: Evidence, influence: Float[np.ndarray, "... draw"]
+) -> Float[np.ndarray, " ..."]:
+    """Monte Carlo variance of a mean over the full-data draws."""
+    return series_variance(influence.reshape(*influence.shape[:-1], evidence.full_chains, -1))
+
+
+def fold_variance(
+    evidence: Evidence,
+    weight: Float[np.ndarray, " fold"],
+    own: Float[np.ndarray, "fold chain block"],
+    passed: Float[np.ndarray, "fold chain block"],
+) -> float:
+    """Monte Carlo variance that the folds' draws give to the weighted sum of their scores.
+
+    Chains of different folds are independent, but a fold's draws may serve two scores: its own
+    and, as a partner, the previous fold's. Their influences are added before taking variances.
+    """
+    previous = evidence.previous
+    passed_weight = np.where(previous >= 0, weight[np.maximum(previous, 0)], 0.0)
+    influence = weight[:, None, None] * own - passed_weight[:, None, None] * passed
+    used = (weight > 0) | (passed_weight > 0)
+    variance = batch_means_variance(influence[used], evidence.sums.length, evidence.n_draws)
+    return float(variance.sum())
