@@ -24,6 +24,7 @@ format: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python bench/calibration.py
 	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/scores.py
 
 clean:
 	rm -rf .venv build dist

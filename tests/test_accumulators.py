@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from scipy.special import expit, logsumexp
 
-from foldwise.accumulators import BLOCKS, GRID, TAIL, RunningSums, block_length
+from foldwise.accumulators import (
+    BLOCKS,
+    GRID,
+    TAIL,
+    BlockSums,
+    RunningSums,
+    block_length,
+    concatenated_ranges,
+)
 
 MEMBERS = np.arange(3)
 
@@ -76,3 +84,45 @@ def test_values_that_are_not_finite_are_counted(rng):
     np.testing.assert_array_equal(sums.undefined, [0, 2, 0])
     # a density of zero is a number: it enters the sum as nothing
     assert np.isfinite(sums.log_sum[0, :, :5]).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("draws, piece", [(95, 7), (640, 640), (1300, 50)])
+def test_sums_of_contributions(rng, draws, piece, weighted):
+    # folds of 2, 1 and 3 units, the last two folds fed apart from the first
+    start = np.array([0, 2, 3, 6])
+    values = rng.normal(size=(6, 2, draws, 3))
+    # weights far from one, and a largest that comes late
+    log_weight = rng.normal(-2000.0, 30.0, size=(6, 2, draws)) if weighted else None
+    sums = BlockSums.empty(start, 2, batch=10)
+    for members in (np.array([0]), np.array([1, 2])):
+        units = concatenated_ranges(start, members)
+        for first in range(0, draws, piece):
+            part = slice(first, first + piece)
+            weight = None if log_weight is None else log_weight[units][:, :, part]
+            sums.update(members, values[units][:, :, part], weight)
+    assert (sums.draws == draws).all() and sums.total.shape[2] <= BLOCKS
+    length = block_length(draws, 10)
+    expected = values
+    if log_weight is not None:
+        largest = log_weight.max(axis=(1, 2), keepdims=True)
+        np.testing.assert_allclose(sums.shift, largest[:, 0, 0])
+        expected = values * np.exp(log_weight - largest)[..., None]
+    for block in range(-(-draws // length)):
+        inside = expected[:, :, block * length : (block + 1) * length].sum(axis=2)
+        np.testing.assert_allclose(sums.total[:, :, block], inside, rtol=1e-9, atol=1e-12)
+
+
+def test_weights_that_are_all_zero_stay_so():
+    sums = BlockSums.empty(np.array([0, 1]), 2, batch=2)
+    nothing = np.full((1, 2, 4), -np.inf)
+    sums.update(np.array([0]), np.ones((1, 2, 4, 1)), nothing)
+    assert (sums.total == 0).all()
+    sums.update(np.array([0]), np.ones((1, 2, 2, 1)), np.zeros((1, 2, 2)))
+    assert sums.total.sum() == 4 and sums.shift[0] == 0
+
+
+def test_concatenated_ranges():
+    start = np.array([0, 2, 2, 5])
+    assert concatenated_ranges(start, np.array([2, 0])).tolist() == [2, 3, 4, 0, 1]
+    assert concatenated_ranges(start, np.array([1])).tolist() == []

@@ -484,6 +484,17 @@ def test_pit_and_coverage(prepared, results):
         found.coverage(levels=(90,))
 
 
+@pytest.mark.parametrize("score, target", [("rmse", 0.004), ("crps", 0.1), ("r2", 0.004)])
+def test_runs_to_a_target_error_of_any_score(prepared, seed, score, target):
+    problem, model, fit = prepared("five_fold")
+    found = fw.cross_validate(
+        model, problem.folds, fit, score, target_mcse=target, seed=seed, progress=False
+    )
+    assert 100 < found.info["draws"] < 1000
+    assert 0.6 * target < found.score(score).mcse <= target
+    assert abs(found.score(score).total - problem.exact_total(score)) < 4 * target
+
+
 # ---------------------------------------------------------------- bad input
 
 

@@ -219,14 +219,12 @@ class BlockSums:
     shift: Float[np.ndarray, " unit"]
 
     @classmethod
-    def empty(
-        cls, start: Int[np.ndarray, " fold1"], chains: int, batch: int, features: int
-    ) -> "BlockSums":
-        """Sums before the first draw; blocks are added as they are reached."""
+    def empty(cls, start: Int[np.ndarray, " fold1"], chains: int, batch: int) -> "BlockSums":
+        """Sums before the first draw; features and blocks are added as they come."""
         units = int(start[-1])
         draws = np.zeros(len(start) - 1, np.int64)
         shift = np.full(units, -np.inf)
-        return cls(batch, start, draws, np.zeros((units, chains, 0, features)), shift)
+        return cls(batch, start, draws, np.zeros((units, chains, 0, 0)), shift)
 
     def units(self, members: Int[np.ndarray, " fold"]) -> Int[np.ndarray, " unit"]:
         """Units of the folds ``members``, one fold after the other."""
@@ -248,17 +246,19 @@ class BlockSums:
             if begin and length > block_length(begin, self.batch):
                 self.total[units] = _merged_pairs(self.total[units])
             block = begin // length
-            self._reach(block)
+            self._reach(block, values.shape[3])
             count = min(values.shape[2] - done, (block + 1) * length - begin)
             self.total[units, :, block] += values[:, :, done : done + count].sum(axis=2)
             begin, done = begin + count, done + count
         self.draws[members] = begin
 
-    def _reach(self, block: int) -> None:
-        """Make room for one more block."""
-        missing = block + 1 - self.total.shape[2]
-        if missing > 0:
-            self.total = np.pad(self.total, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    def _reach(self, block: int, features: int) -> None:
+        """Make room for a block, and for the features when they first come."""
+        have = self.total.shape
+        missing = max(block + 1 - have[2], 0)
+        if missing or features > have[3]:
+            room = ((0, 0), (0, 0), (0, missing), (0, features - have[3]))
+            self.total = np.pad(self.total, room)
 
     def _weights(
         self, units: Int[np.ndarray, " unit"], log_weight: Float[np.ndarray, "unit chain draw"]

@@ -22,7 +22,7 @@ from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
 from foldwise.rules import CURVATURE, find_rule
 from foldwise.sampler import PILOTS, Sampler, Segment
-from foldwise.scores import bridge_guess, estimate
+from foldwise.scores import bridge_guess, estimate, total_slope
 from foldwise.tuning import (
     FullData,
     Locals,
@@ -167,9 +167,13 @@ def cross_validate(
     fit
         Full-data fit of this model; made here when left out.
     scores
-        ``"log"``, the joint log density of a fold's test rows, ``"log_pointwise"``, the sum of
-        their log densities row by row, or a tuple of both; the first is the one that tables
-        show. None means by row for random and stratified K-fold, joint elsewhere.
+        One name or several, all from one run; the first is the one that tables show. ``"log"`` is
+        the joint log density of a fold's test rows, ``"log_pointwise"`` the sum of their log
+        densities row by row; None means the second for random and stratified K-fold, the first
+        elsewhere. Others need ``simulate``, ``row_log_density`` and ``y`` of the model:
+        ``"hyvarinen"`` and ``"dss"`` (also ``_pointwise``), ``"crps"``, ``"scrps"``, ``"energy"``,
+        ``"interval"`` (``"interval_0.5"`` for another level), ``"mse"``, ``"rmse"``, ``"mae"``,
+        ``"r2"``, ``"brier"``, ``"accuracy"``.
     chains, draws, warmup
         Chains per fold, draws kept from each, and iterations before them.
     batch
@@ -263,7 +267,7 @@ def _check_arguments(
         )
     if target_mcse is not None:
         if not isinstance(target_mcse, (int, float, np.number)) or not target_mcse > 0:
-            raise ValueError(f"target_mcse must be a positive number of nats, got {target_mcse!r}")
+            raise ValueError(f"target_mcse must be a positive number, got {target_mcse!r}")
         if max_draws < draws:
             raise ValueError(f"max_draws={max_draws} must be at least draws={draws}")
     check_name("estimator", estimator, ESTIMATORS)
@@ -439,12 +443,9 @@ def _check_batch(full: FullData, batch: int) -> None:
 
 def _run_to_target(run: Run, target: float, max_draws: int, bar: Progress) -> None:
     """Run on in rounds until the total's Monte Carlo error is at most ``target``."""
-    score = run.settings.scores[0]
     while run.evidence.n_draws < max_draws:
-        result = estimate(run.evidence, score, run.settings.estimator)
-        fixed = result.full_variance
-        own = result.total_variance - fixed
-        if result.total_variance <= target**2:
+        own, fixed = _main_variances(run)
+        if own + fixed <= target**2:
             return
         if fixed >= target**2:
             break
@@ -453,20 +454,27 @@ def _run_to_target(run: Run, target: float, max_draws: int, bar: Progress) -> No
         # at most three times as long at once: the error is itself an estimate
         more = min(needed, 3 * have, max_draws) - have
         run.sample(min(max(more, run.settings.batch), max_draws - have), bar)
-    result = estimate(run.evidence, score, run.settings.estimator)
-    if result.total_variance > target**2:
-        longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * result.full_variance / target**2))
+    own, fixed = _main_variances(run)
+    if own + fixed > target**2:
+        longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * fixed / target**2))
         reason = (
-            f"the full-data draws alone contribute {np.sqrt(result.full_variance):.3g}; pass a "
+            f"the full-data draws alone contribute {np.sqrt(fixed):.3g}; pass a "
             f"longer fit, fit=foldwise.fit(model, draws={longer})"
-            if result.full_variance >= target**2
+            if fixed >= target**2
             else f"max_draws={max_draws} was reached"
         )
         warnings.warn(
             f"target_mcse={target:g} was not reached: the Monte Carlo error is "
-            f"{np.sqrt(result.total_variance):.3g}; {reason}",
+            f"{np.sqrt(own + fixed):.3g}; {reason}",
             stacklevel=3,
         )
+
+
+def _main_variances(run: Run) -> tuple[float, float]:
+    """Monte Carlo variances of the first score's total: from fold draws, from full-data draws."""
+    found = estimate(run.evidence, run.settings.scores[0], run.settings.estimator)
+    slope = total_slope(run.evidence, found)
+    return slope**2 * found.own_variance, slope**2 * found.full_variance
 
 
 def extend(run: Run, draws: int, progress: bool = True) -> CVResult:

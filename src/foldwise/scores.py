@@ -153,23 +153,15 @@ def begin(
         return
     evidence.observed = np.asarray(model.y)[folds.test_rows].astype(float)
     evidence.classes = np.unique(np.asarray(model.y)).astype(float)
-    width = int(folds.n_test.max())
-    sizes = {
-        "joint_residuals": width + width * (width + 1) // 2,
-        "classes": len(evidence.classes),
-        "curvature": 3,
-        "row_curvature": 3,
-    }
     for contribution in needed:
         if contribution.stored:
             if evidence.replicate is None:
                 evidence.replicate = np.empty((len(folds.test_rows), chains, 0))
             continue
         start = folds.test_start if contribution.by_row else np.arange(len(folds) + 1)
-        features = sizes.get(contribution.name, 2)
-        evidence.contributions[contribution.name] = BlockSums.empty(start, chains, batch, features)
+        evidence.contributions[contribution.name] = BlockSums.empty(start, chains, batch)
     if CURVATURE in needed and (evidence.previous >= 0).any():
-        evidence.contributions[_PASSED] = BlockSums.empty(folds.test_start, chains, batch, 3)
+        evidence.contributions[_PASSED] = BlockSums.empty(folds.test_start, chains, batch)
 
 
 def make_room(evidence: Evidence, draws: int) -> None:
@@ -560,3 +552,16 @@ def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
     _, influence = jackknife(sample, lambda means: means[..., 0] + 0.5 * means[..., 1])
     error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
     return {"below": sample.mean[:, 0], "equal": sample.mean[:, 1], "mcse": error}
+
+
+def total_slope(evidence: Evidence, found: Estimate) -> float:
+    """Slope of a score's total by the weighted sum of its rows or folds: 1 where it is that sum."""
+    aggregate = find_rule(found.name).aggregate
+    if aggregate is None:
+        return 1.0
+    assert found.rows is not None and evidence.observed is not None
+    used = np.repeat(np.isfinite(found.score), evidence.folds.n_test)
+    weight, y = evidence.folds.test_weight[used], evidence.observed[used]
+    mean = float(np.average(found.rows[used], weights=weight))
+    variance = float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
+    return float(aggregate.slope(mean, variance)) / float(weight.sum())
