@@ -405,7 +405,9 @@ def _interval_finish(
     The score has a kink where an end passes y, steep on one side. So its error is not its slope
     times that of the end, but the standard deviation of the score when the end is normal with its
     Monte Carlo error s: with e = y - u and k = 2/a, that of e - k max(e, 0), whose variance is
-    s^2 - 2 k s^2 P + k^2 V, P = Phi(e / s), V the variance of max(e, 0). Likewise for l.
+    s^2 - 2 k s^2 P + k^2 V, P = Phi(e / s), V the variance of max(e, 0). The kink also makes
+    max(e, 0) too large on average, by about as much as noise of sd s would make it larger again;
+    that is taken off. Likewise for l.
     """
     value, influence = np.zeros(len(sample.total)), 0.0
     steep = 2.0 / (1.0 - level)
@@ -413,23 +415,25 @@ def _interval_finish(
         end, moves = jackknife(sample, operator.itemgetter((..., side)))
         error = np.sqrt(batch_means_variance(moves, sample.length, sample.draws))
         beyond = sign * (context.observed - end)
-        value -= sign * end + steep * np.maximum(beyond, 0.0)
+        excess = np.maximum(beyond, 0.0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            outside, variance = _truncated(beyond, error)
+            outside, noisy, variance = _truncated(beyond, error)
             spread = error**2 * (1.0 - 2.0 * steep * outside) + steep**2 * variance
             slope = np.sqrt(np.maximum(spread, 0.0)) / error
+        excess -= np.where(error > 0, noisy - excess, 0.0)
+        value -= sign * end + steep * excess
         slope = np.where(error > 0, slope, 0.0) * np.where(steep * outside > 1.0, sign, -sign)
         influence = influence + slope[:, None, None] * moves
     return value, np.asarray(influence)
 
 
-def _truncated(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """P(z > 0), and the variance of max(z, 0), for a normal z."""
+def _truncated(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P(z > 0), and the mean and variance of max(z, 0), for a normal z."""
     t = mean / sd
     above, density = normal_cdf(t), np.exp(-0.5 * t**2) / np.sqrt(2.0 * np.pi)
     first = mean * above + sd * density
     second = (mean**2 + sd**2) * above + mean * sd * density
-    return above, np.maximum(second - first**2, 0.0)
+    return above, first, np.maximum(second - first**2, 0.0)
 
 
 def _accuracy_finish(
