@@ -44,7 +44,7 @@ def run(prepared, name="regression", **arguments):
         (
             {"folds": fw.k_fold(40, 5), "estimator": "bridge"},
             ValueError,
-            "needs a joint score, but log_pointwise was asked",
+            "needs joint scores, but log_pointwise was asked",
         ),
     ],
 )

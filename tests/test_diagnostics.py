@@ -130,6 +130,7 @@ def test_status_is_the_worst_that_holds():
     good = {
         "not_finite": False,
         "singular": False,
+        "flat": False,
         "stuck": False,
         "disagree": False,
         "overlap": 100.0,
@@ -148,11 +149,12 @@ def test_status_is_the_worst_that_holds():
         ("fine", {"overlap": 2.0, "bridged": False}),
         ("chains disagree", {"disagree": True, "overlap": 2.0}),
         ("stuck chain", {"stuck": True, "disagree": True}),
-        ("singular covariance", {"singular": True, "stuck": True}),
+        ("no spread", {"flat": True, "stuck": True}),
+        ("singular covariance", {"singular": True, "flat": True}),
         ("not finite", {"not_finite": True, "stuck": True}),
     ]
     arguments = {key: np.array([{**good, **change}[key] for _, change in cases]) for key in good}
     status = diagnostics.fold_status(**arguments)
     assert status.tolist() == [name for name, _ in cases]
     lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 8 and lines[0].startswith("not finite: 1 of 11 folds (10)")
+    assert len(lines) == 9 and lines[0].startswith("not finite: 1 of 12 folds (11)")

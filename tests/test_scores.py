@@ -80,7 +80,7 @@ def test_hyvarinen_of_the_method_note():
     weight = np.exp(-0.5 * d**2)[..., None]
     features = rules._curvature(_drawn(np.zeros(d.shape), [1.5], first=d, second=-np.ones(d.shape)))
     means = (weight * features).mean(axis=(1, 2))
-    nothing = Context(np.zeros(1), np.zeros(0))
+    nothing = Context(np.zeros(1), np.ones(1, int), np.zeros(0))
     assert rules._hyvarinen(means, nothing) == pytest.approx(0.68412, abs=0.01)
     unweighted = features.mean(axis=(1, 2))
     assert rules._hyvarinen(unweighted, nothing) == pytest.approx(-0.72, abs=0.02)
@@ -254,10 +254,15 @@ def _drawn(replicate, observed, batch=1, counts=None, first=None, second=None, c
     )
 
 
+def context(y, counts=None):
+    counts = np.ones(len(y), int) if counts is None else np.asarray(counts)
+    return Context(np.asarray(y), counts, np.zeros(0))
+
+
 def test_crps_is_the_fair_estimator(rng):
     x, y = rng.gamma(2.0, size=(5, 4, 25)), rng.normal(size=5)
     means = rules._absolute_differences(_drawn(x, y)).mean(axis=(1, 2))
-    found = rules._ranked_probability(means, Context(y, y))
+    found = rules._ranked_probability(means, context(y))
     fair = scoringrules.crps_ensemble(y, x.reshape(5, -1), estimator="fair")
     np.testing.assert_allclose(found, -fair, rtol=1e-12)
 
@@ -265,7 +270,7 @@ def test_crps_is_the_fair_estimator(rng):
 def test_energy_is_the_fair_estimator(rng):
     x, y = rng.normal(size=(7, 4, 15)), rng.normal(size=7)
     means = rules._norms(_drawn(x, y, counts=[3, 4])).mean(axis=(1, 2))
-    found = rules._ranked_probability(means, Context(y, y))
+    found = rules._ranked_probability(means, context(y))
     for k, rows in enumerate((slice(0, 3), slice(3, 7))):
         points = x[rows].reshape(rows.stop - rows.start, -1).T
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -291,7 +296,7 @@ def test_interval_score(rng):
     x, y = rng.normal(size=(6, 4, 100)), np.array([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0])
     rule = rules.find_rule("interval_0.8")
     total = rule.contribution.features(_drawn(x, y)).reshape(6, 4, 10, 10, 2).sum(axis=3)
-    value, _ = rule.finish(Sample(total, 10, 100, 10), Context(y, y))
+    value, _ = rule.finish(Sample(total, 10, 100, 10), context(y))
     low, high = np.quantile(x.reshape(6, -1), [0.1, 0.9], axis=1, method="normal_unbiased")
     exact = -scoringrules.interval_score(y, low, high, 0.2)
     far = np.minimum(np.abs(y - low), np.abs(y - high)) > 0.5
@@ -303,12 +308,53 @@ def test_interval_score(rng):
 def test_joint_dawid_sebastiani_is_that_of_the_sample(rng):
     x, y = rng.normal(size=(7, 4, 50)), rng.normal(size=7)
     means = rules._joint_moments(_drawn(x, y, counts=[3, 4])).mean(axis=(1, 2))
-    found = rules._dawid_sebastiani(means, Context(y, y))
+    found = rules._dawid_sebastiani(means, context(y, [3, 4]))
     for k, rows in enumerate((slice(0, 3), slice(3, 7))):
         points = x[rows].reshape(rows.stop - rows.start, -1)
         covariance, gap = np.cov(points, ddof=0), y[rows] - points.mean(axis=1)
         expected = -np.linalg.slogdet(covariance)[1] - gap @ np.linalg.solve(covariance, gap)
         assert found[k] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("rho, scale", [(0.8, 1.0), (0.9, 1e8), (0.0, 1e-10), (0.5, 1e12)])
+def test_joint_dawid_sebastiani_of_correlated_rows_of_any_scale(rho, scale):
+    covariance = scale**2 * (rho + (1 - rho) * np.eye(20))
+    residual = scale * np.linspace(-1, 1, 20)
+    i, j = np.tril_indices(20)
+    second = covariance + np.outer(residual, residual)
+    means = np.concatenate([residual, second[i, j]])[None]
+    expected = -np.linalg.slogdet(covariance / scale**2)[1] - 40 * np.log(scale)
+    expected -= residual @ np.linalg.solve(covariance, residual)
+    found = rules._dawid_sebastiani(means, context([0.0], [20]))
+    assert found[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.1])
+def test_a_row_that_is_always_predicted_alike_is_no_padding(rng, offset):
+    x = np.stack([rng.normal(size=(4, 50)), np.full((4, 50), 3.0)])
+    means = rules._joint_moments(_drawn(x, [0.0, 3.0 + offset], counts=[2])).mean(axis=(1, 2))
+    assert np.isnan(rules._dawid_sebastiani(means, context([0.0], [2]))).all()
+    rows = rules._residual_moments(_drawn(x, [0.0, 3.0 + offset])).mean(axis=(1, 2))
+    found = rules._dawid_sebastiani_row(rows, context([0.0, 3.0]))
+    assert np.isfinite(found[0]) and np.isnan(found[1])
+
+
+def test_kinks_do_not_add_up_over_rows(rng):
+    # 3,000 rows with independent draws: a bias of a tenth of a row's error would show
+    rows, y = 3000, rng.normal(size=3000)
+    x = rng.normal(size=(rows, 4, 100))
+    total = rules._residual_moments(_drawn(x, y)).reshape(rows, 4, 10, 10, 2).sum(axis=3)
+    sample = Sample(total, 10, 100, 10)
+    value, influence = rules.RULES["mae"].finish(sample, context(y))
+    error = np.sqrt((influence.reshape(rows, -1).var(axis=1, ddof=1) / 40).sum())
+    assert abs(value.sum() - np.abs(y).sum()) < 4 * error
+    for level in (0.5, 0.9):
+        rule = rules.find_rule(f"interval_{level}")
+        ends = rule.contribution.features(_drawn(x, y)).reshape(rows, 4, 10, 10, 2).sum(axis=3)
+        value, influence = rule.finish(Sample(ends, 10, 100, 10), context(y))
+        error = np.sqrt((influence.reshape(rows, -1).var(axis=1, ddof=1) / 40).sum())
+        exact = problems._interval(y, 0.0, 1.0, level)
+        assert abs(value.sum() - exact.sum()) < 4 * error
 
 
 # ---------------------------------------------------------------- the frame
@@ -529,6 +575,8 @@ def test_rules_that_need_what_the_model_lacks():
 def test_hyvarinen_of_a_discrete_model(dtype):
     with pytest.raises(ValueError, match="hyvarinen needs a density with derivatives.*discrete"):
         run(poisson(dtype), "hyvarinen")
+    with pytest.raises(ValueError, match=r"hyvarinen needs a density.*discrete"):
+        run(replace(poisson(dtype), simulate=None), "hyvarinen")
 
 
 def test_hyvarinen_refuses_lags_through_y():
@@ -537,7 +585,7 @@ def test_hyvarinen_refuses_lags_through_y():
         return -0.5 * (y - rho * before) ** 2
 
     model = fw.Model(
-        lambda rho: -(rho**2), None, 0.5, 4, row_log_density=row_log_density, y=np.arange(4.0)
+        lambda rho: -(rho**2), None, 0.5, 4, row_log_density=row_log_density, y=np.arange(4) + 0.5
     )
     with pytest.raises(ValueError, match="on its own value of y alone, but row .* lagged values"):
         run(model, "hyvarinen")
@@ -565,19 +613,135 @@ def test_wrong_names_and_rules(score, match):
         run(problems.regression().model(), score)
 
 
-def test_too_many_classes():
-    model = replace(problems.regression().model(), y=np.arange(40), log_likelihood=None)
-    many = fw.Model(
-        model.log_prior,
+def three_classes(y, simulate=True):
+    """Fixed probabilities .2, .2 and .6 of three classes, whatever the parameter."""
+    log_p = jnp.log(jnp.array([0.2, 0.2, 0.6]))
+    return fw.Model(
+        lambda q: -0.5 * q**2,
         None,
-        model.init,
-        80,
-        simulate=lambda key, q: jnp.zeros(80),
-        row_log_density=lambda q, y: -0.5 * (y - q[0]) ** 2,
-        y=np.arange(80),
+        0.0,
+        len(y),
+        simulate=(lambda key, q: jax.random.categorical(key, log_p, shape=(len(y),)))
+        if simulate
+        else None,
+        row_log_density=lambda q, y: log_p[y] + 0.0 * q,
+        y=np.asarray(y),
     )
-    with pytest.raises(ValueError, match="brier is for at most 50 classes, but y takes 80 values"):
-        run(many, "brier")
+
+
+def test_classes_that_are_not_observed_count(seed):
+    found = run(three_classes([0, 1] * 5), ("brier", "accuracy"), seed=seed)
+    assert found.score("brier").total == pytest.approx(-(0.8**2 + 0.2**2 + 0.6**2), rel=1e-6)
+    assert found.score("accuracy").total == 0.0
+    with pytest.raises(ValueError, match=r"seen \(0, 1\) add up to only 0.4 .* give .* simulate="):
+        run(three_classes([0, 1] * 5, simulate=False), "brier")
+
+
+def test_numbers_of_classes():
+    def counts(y, high):
+        return fw.Model(
+            lambda q: -0.5 * q**2,
+            lambda q: -0.5 * (q - np.zeros(len(y))) ** 2,
+            0.0,
+            len(y),
+            simulate=lambda key, q: jax.random.randint(key, (len(y),), 0, high),
+            y=np.asarray(y),
+        )
+
+    with pytest.raises(ValueError, match="brier is for at most 50 classes, but there are 80"):
+        run(counts(np.arange(80), 80), "brier")
+    with pytest.raises(ValueError, match="accuracy needs at least two classes, but only 0 occurs"):
+        run(counts(np.zeros(10, int), 1), "accuracy")
+
+
+def test_r2_of_equal_observations():
+    same = fw.Model(
+        lambda q: -0.5 * q**2,
+        lambda q: -0.5 * (q - np.ones(5)) ** 2,
+        0.0,
+        5,
+        simulate=lambda key, q: q + jax.random.normal(key, (5,)),
+        y=np.ones(5),
+    )
+    with pytest.raises(ValueError, match="r2 needs observations that vary"):
+        run(same, "r2")
+
+
+def test_names_must_be_text_and_y_may_be_a_list(prepared, seed):
+    problem, model, fit = prepared("normal_mean")
+    with pytest.raises(TypeError, match='scores must be names such as "log", but one is 1'):
+        run(model, ("log", 1))
+    listed = replace(model, y=problem.y.tolist(), log_likelihood=None)
+    found = fw.cross_validate(listed, problem.folds, fit, "mse", seed=seed, progress=False)
+    assert abs(found.score("mse").total - problem.exact_total("mse")) < 4 * found.score("mse").mcse
+
+
+def test_pointwise_scores_leave_the_bridge_of_others_alone(prepared, seed):
+    problem, model, fit = prepared("long_horizon")
+    with pytest.raises(ValueError, match="needs joint scores, but hyvarinen_pointwise was asked"):
+        run(model, ("log", "hyvarinen_pointwise"), problem.folds, estimator="bridge")
+    settings = {"fit": fit, "seed": seed}
+    alone = run(model, ("log", "hyvarinen"), problem.folds, **settings)
+    beside = run(model, ("log", "hyvarinen", "log_pointwise"), problem.folds, **settings)
+    for score in ("log", "hyvarinen"):
+        name = column(score)
+        np.testing.assert_allclose(
+            alone.score(score).folds[name], beside.score(score).folds[name], rtol=1e-8
+        )
+
+
+def test_weights_of_overlapping_test_sets(prepared, seed):
+    problem, model, fit = prepared("regression")
+    rng = np.random.default_rng(3)
+    tests = [np.sort(rng.choice(40, 3, replace=False)) for _ in range(6)]
+    pairs = [(np.setdiff1d(np.arange(40), test), test) for test in tests]
+    folds = fw.from_splits(pairs, 40)
+    found = run(model, ("hyvarinen", "dss"), folds, estimator="mean", fit=fit, seed=seed)
+    for name in ("hyvarinen", "dss"):
+        table = found.score(name).folds
+        apart = np.sqrt(((table["weight"] * table["mcse"]) ** 2).sum().item())
+        assert found.score(name).mcse == pytest.approx(apart, rel=1e-9)
+
+
+def test_parts_of_a_scheme_are_scored_alike(prepared, seed):
+    problem, model, fit = prepared("regression")
+    folds = fw.from_labels(np.repeat([0, 1, 2, 3], [1, 3, 11, 25]))
+    names = ("hyvarinen_pointwise", "dss", "energy", "mse")
+    whole = run(model, names, folds, fit=fit, seed=seed)
+    merged = fw.merge(
+        [run(model, names, part, fit=fit, seed=seed) for part in (folds[:1], folds[1:])]
+    )
+    for name in names:
+        assert merged.score(name).total == pytest.approx(whole.score(name).total, rel=1e-8)
+        assert merged.score(name).mcse == pytest.approx(whole.score(name).mcse, rel=1e-6)
+    assert whole.score("dss").rows is not None
+
+
+def test_comparison_over_the_folds_that_all_have(prepared, results):
+    found = results("five_fold", SEVERAL)
+    for score in ("mse", "crps"):
+        whole = found.score(score)
+        table = whole.folds.copy(deep=True)
+        table["score"][3:] = np.nan
+        # two of five folds are missing in the other model: errors of the three that are left
+        scores = found.scores | {score: replace(whole, folds=table)}
+        other = replace(found, scores=scores, info=found.info | {"seed": -1, "fit_seed": -1})
+        with pytest.warns(fw.results.FoldWarning, match="2 of 5 folds left out"):
+            pair = fw.compare({"a": found, "b": other}, score=score)
+        size = whole.folds["n_test"].values[:3] if score == "mse" else np.ones(3)
+        error = np.sqrt(((size * whole.folds["mcse"].values[:3]) ** 2).sum()) / size.sum()
+        error = error if score == "mse" else 3 * error
+        assert pair.model_mcse[0] == pytest.approx(error, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::foldwise.results.FoldWarning")
+def test_a_target_that_has_no_error(seed):
+    flat = replace(poisson(), simulate=lambda key, a: jnp.full(10, 2) + 0 * jnp.int32(a))
+    with pytest.warns(UserWarning, match=r"target_mcse=0.1 cannot be reached: .* of scrps is not"):
+        found = run(flat, ("scrps",), target_mcse=0.1, seed=seed)
+    score = found.score("scrps")
+    assert np.isnan(score.total) and np.isnan(score.mcse)
+    assert (score.folds["status"] == "no spread").all()
 
 
 @pytest.mark.parametrize("score", ["crps", "scrps", "interval"])

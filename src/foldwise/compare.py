@@ -198,12 +198,12 @@ def compare(
     used = _finite_in_all(chosen)
     by_row = all(s.rows is not None for s in chosen.values())
     sign = find_rule(score).sign
-    parts = [
-        sign * total_units(score, s.folds, s.rows if by_row else None, used)[0]
-        for s in chosen.values()
-    ]
-    contributions = np.column_stack(parts)
-    mcse = np.array([_mcse(s, used) for s in chosen.values()])
+    parts, slopes = zip(
+        *(total_units(score, s.folds, s.rows if by_row else None, used) for s in chosen.values()),
+        strict=True,
+    )
+    contributions = sign * np.column_stack(parts)
+    mcse = np.array([_mcse(s, used, b) for s, b in zip(chosen.values(), slopes, strict=True)])
     first = next(iter(chosen.values()))
     repeats = unit_repeats(first.folds, first.rows if by_row else None, used)
     return Comparison(
@@ -469,17 +469,20 @@ def _share_positive(values: Float[np.ndarray, " replicate"]) -> float:
     return float(np.mean(values > 0) + 0.5 * np.mean(values == 0))
 
 
-def _mcse(score: Score, used: Bool[np.ndarray, " fold"]) -> float:
+def _mcse(score: Score, used: Bool[np.ndarray, " fold"], slope: float) -> float:
     """Monte Carlo error of a model's total over the ``used`` folds.
 
-    Where some of the model's own folds are left out, its error shrinks in proportion to the root
-    of the sum of their squared errors.
+    ``slope`` is that of the total by the sum of what its folds' rows contribute. Where some of the
+    model's own folds are left out, the error of that sum shrinks in proportion to the root of the
+    sum of their squared errors.
     """
     table = score.folds
-    variance = (table["weight"].values * table["mcse"].values) ** 2
+    size = table["n_test"].values if find_rule(score.name).aggregate is not None else 1.0
+    variance = (table["weight"].values * size * table["mcse"].values) ** 2
     whole = np.nansum(variance[np.isfinite(table[column(score.name)].values)])
     kept = np.nansum(variance[used])
-    return score.mcse * float(np.sqrt(kept / whole)) if whole > 0 else score.mcse
+    error = abs(slope) * float(np.sqrt(score.own_variance + score.full_variance))
+    return error * float(np.sqrt(kept / whole)) if whole > 0 else error
 
 
 def _table(

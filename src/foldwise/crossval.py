@@ -21,7 +21,7 @@ from foldwise.model import Model
 from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
 from foldwise.rules import CURVATURE, find_rule
-from foldwise.sampler import PILOTS, Sampler, Segment
+from foldwise.sampler import PILOTS, Emit, Sampler, Segment
 from foldwise.scores import bridge_guess, estimate, total_slope
 from foldwise.tuning import (
     FullData,
@@ -279,6 +279,8 @@ def _check_arguments(
     if not names:
         raise ValueError("scores must name at least one score")
     for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f'scores must be names such as "log", but one is {name!r}')
         find_rule(name)
     _check_bridge(folds, estimator, names)
     return names
@@ -287,9 +289,10 @@ def _check_arguments(
 def _check_bridge(folds: Folds, estimator: str, names: tuple[str, ...]) -> None:
     if estimator != "bridge":
         return
-    if "log_pointwise" in names and folds.n_test.max() > 1:
+    by_row = [name for name in ("log_pointwise", "hyvarinen_pointwise") if name in names]
+    if by_row and folds.n_test.max() > 1:
         raise ValueError(
-            'estimator="bridge" needs a joint score, but log_pointwise was asked for folds with up '
+            f'estimator="bridge" needs joint scores, but {by_row[0]} was asked for folds with up '
             f'to {folds.n_test.max()} test rows; use scores="log" or estimator="auto"'
         )
     alone = int((folds.partner < 0).sum())
@@ -316,8 +319,9 @@ def _prepare(
     bar.start("full-data draws of the test rows")
     full = full_data(model, folds, fit)
     _check_batch(full, settings.batch)
-    emit = scoring.emitted(settings.scores, folds, model)
-    partner, previous = _partners(folds, settings.estimator, emit.by_row)
+    classes = scoring.classes_of(model, settings.scores, full.positions)
+    emit = scoring.emitted(settings.scores, folds, model, classes)
+    partner, previous = _partners(folds, settings.estimator)
     bar.start("metrics of the folds")
     start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
     found = local_coordinates(model, folds, fit)
@@ -352,7 +356,7 @@ def _prepare(
         full.positions,
         found,
         sampler,
-        _no_evidence(model, folds, partner, previous, full, settings, emit.by_row, draws),
+        _no_evidence(model, folds, partner, previous, full, settings, emit, classes, draws),
         np.zeros(k),
         np.zeros(k, np.int64),
         np.zeros((k, settings.chains), np.int64),
@@ -361,13 +365,11 @@ def _prepare(
 
 
 def _partners(
-    folds: Folds, estimator: str, by_row: bool
+    folds: Folds, estimator: str
 ) -> tuple[Int[np.ndarray, " fold"], Int[np.ndarray, " fold"]]:
     """Whose draws bridge each fold's score, and whose score each fold's draws bridge."""
     k = len(folds)
     partner = np.full(k, -1) if estimator == "mean" else np.asarray(folds.partner)
-    if by_row:  # scores by row are plain means; a joint score beside them may bridge to the fit
-        partner = np.where(partner == k, k, -1)
     previous = np.full(k, -1)
     serves = (partner >= 0) & (partner < k)
     previous[partner[serves]] = np.flatnonzero(serves)
@@ -381,7 +383,8 @@ def _no_evidence(
     previous: Int[np.ndarray, " fold"],
     full: FullData,
     settings: Settings,
-    by_row: bool,
+    emit: Emit,
+    classes: Float[np.ndarray, " class"],
     draws: int,
 ) -> Evidence:
     """Evidence before the first draw."""
@@ -391,10 +394,10 @@ def _no_evidence(
         stored = np.empty((k, settings.chains, 0, targets))
     elif (partner >= 0).any():
         nodes = _bridge_nodes(partner, previous, full, settings.chains * draws)
-    row_start = folds.test_start if by_row else None
+    row_start = folds.test_start if emit.by_row else None
     sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
     evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
-    scoring.begin(evidence, model, settings.scores, settings.chains, settings.batch)
+    scoring.begin(evidence, model, settings.scores, classes, settings.chains, settings.batch)
     if CURVATURE.name in evidence.contributions:
         own_draws = settings.chains * draws
         evidence.full_curvature = scoring.full_curvature(evidence, model, full, own_draws)
@@ -447,6 +450,13 @@ def _run_to_target(run: Run, target: float, max_draws: int, bar: Progress) -> No
         own, fixed = _main_variances(run)
         if own + fixed <= target**2:
             return
+        if not np.isfinite(own + fixed):
+            warnings.warn(
+                f"target_mcse={target:g} cannot be reached: the Monte Carlo error of "
+                f"{run.settings.scores[0]} is not a number; look at the folds' status",
+                stacklevel=3,
+            )
+            return
         if fixed >= target**2:
             break
         have = run.evidence.n_draws
@@ -473,6 +483,8 @@ def _run_to_target(run: Run, target: float, max_draws: int, bar: Progress) -> No
 def _main_variances(run: Run) -> tuple[float, float]:
     """Monte Carlo variances of the first score's total: from fold draws, from full-data draws."""
     found = estimate(run.evidence, run.settings.scores[0], run.settings.estimator)
+    if not np.isfinite(found.score).any():
+        return np.nan, np.nan
     slope = total_slope(run.evidence, found)
     return slope**2 * found.own_variance, slope**2 * found.full_variance
 

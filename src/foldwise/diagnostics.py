@@ -24,6 +24,8 @@ ADVICE = {
     "(overflow, log of zero, observations outside the support)",
     "singular covariance": "the predictive covariance of the test rows is singular, as when two "
     "rows are always predicted alike: use dss_pointwise, or leave such rows out",
+    "no spread": "all predictive draws of a test row are equal, so the score is not defined: use "
+    "crps or mse, or leave such rows out",
     "stuck chain": "a chain did not move: reparameterise the model, or run a longer warm-up",
     "chains disagree": "R-hat is above its limit: run a longer warm-up and more draws",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
@@ -207,6 +209,7 @@ def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.n
 def fold_status(
     not_finite: np.ndarray,
     singular: np.ndarray,
+    flat: np.ndarray,
     stuck: np.ndarray,
     disagree: np.ndarray,
     overlap: Float[np.ndarray, " fold"],
@@ -219,6 +222,7 @@ def fold_status(
     conditions = {
         "not finite": not_finite,
         "singular covariance": singular,
+        "no spread": flat,
         "stuck chain": stuck,
         "chains disagree": disagree,
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),

@@ -43,6 +43,7 @@ class Folds:
         ascending, and include the test rows that lie in it.
     scheme : the scheme and its arguments, for people.
     pointwise : whether the default score is by row (random and stratified K-fold) and not by fold.
+    largest_test : number of test rows of the scheme's largest fold; subsets keep it.
     """
 
     n: int
@@ -57,6 +58,7 @@ class Folds:
     dropped_rows: np.ndarray
     scheme: str
     pointwise: bool = False
+    largest_test: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -232,6 +234,7 @@ class Folds:
             dropped_rows=self.dropped_rows[dropped_entries],
             scheme=self.scheme,
             pointwise=self.pointwise,
+            largest_test=self.largest_test,
         )
 
 
@@ -569,6 +572,7 @@ def _make(
         dropped_rows=dropped_rows.astype(row_type, copy=False),
         scheme=scheme,
         pointwise=pointwise,
+        largest_test=int(np.diff(test_start).max()),
     )
     _check_not_empty(folds)
     _check_disjoint(folds)

@@ -81,6 +81,7 @@ class Model:
         if not callable(self.log_prior):
             raise TypeError(f"log_prior must be a function of a position, got {self.log_prior!r}")
         if self.y is not None:
+            object.__setattr__(self, "y", np.asarray(self.y))
             _check_observed(self.y, self.n_obs)
         if self.log_likelihood is None:
             if self.row_log_density is None or self.y is None:
@@ -232,6 +233,12 @@ class Model:
             replicate = np.asarray(jax.jit(self.flat_simulate)(jax.random.key(0), flat))
             discrete = replicate.dtype.kind in "iub" or np.array_equal(
                 replicate, np.round(replicate)
+            )
+        if not discrete and self.simulate is None and np.array_equal(y, np.round(y)):
+            raise ValueError(
+                f"{score} needs a density with derivatives by the observed value; all of y are "
+                "whole numbers, and without simulate one cannot tell whether the model is "
+                "discrete; give Model(..., simulate=f), or use log"
             )
         if discrete:
             raise ValueError(

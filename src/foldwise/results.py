@@ -353,11 +353,13 @@ def _score(
     with np.errstate(invalid="ignore", divide="ignore"):
         ess = np.where(found.noise > 0, count * found.spread / found.noise, np.nan)
     acceptance = run.acceptance / evidence.n_draws
-    missing = ~np.isfinite(found.score)
-    singular = missing & (find_rule(found.name).contribution is JOINT_RESIDUALS)
+    # a score that is not a number where the log densities are: the predictions are degenerate
+    degenerate = ~np.isfinite(found.score) & (evidence.sums.undefined == 0) & (not found.weighted)
+    joint = find_rule(found.name).contribution is JOINT_RESIDUALS
     status = diagnostics.fold_status(
-        not_finite=(evidence.sums.not_finite > 0) | (missing & ~singular),
-        singular=singular,
+        not_finite=(evidence.sums.not_finite > 0) | (~np.isfinite(found.score) & ~degenerate),
+        singular=degenerate & joint,
+        flat=degenerate & (not joint),
         stuck=stuck,
         disagree=mixing.rhat > mixing.limit,
         overlap=found.overlap,
@@ -498,7 +500,7 @@ def finish_score(
         name=name,
         total=float(parts.sum()) if used.any() else np.nan,
         se=standard_error(parts, unit_repeats(table, rows, used)),
-        mcse=abs(slope) * float(np.sqrt(own_variance + full_variance)),
+        mcse=abs(slope) * float(np.sqrt(own_variance + full_variance)) if used.any() else np.nan,
         ess=float(ess),
         p=_sum_of_known(units(table, by_row, used, "p")),
         left_out=int((~used).sum()),

@@ -31,6 +31,8 @@ MOST_JOINT_ROWS = 20
 MOST_CLASSES = 50
 LOG_SCORES = ("log", "log_pointwise")
 INTERVAL_LEVEL = 0.9
+# Variances and eigenvalues smaller than this, relative to what they are differences of, are zero.
+ROUNDING = 1e-10
 # Draws times rows of stored predictive draws that are worked on at once, about 32 MB an array.
 _CHUNK = 2**22
 
@@ -112,9 +114,13 @@ class Rule:
 
 
 class Context(NamedTuple):
-    """What the values of units depend on besides their means."""
+    """What the values of units depend on besides their means.
+
+    Observed values and numbers of rows of the units, and the classes that observations may take.
+    """
 
     observed: np.ndarray
+    counts: Int[np.ndarray, " unit"]
     classes: np.ndarray
 
 
@@ -257,37 +263,40 @@ def _split(array: np.ndarray, counts: Int[np.ndarray, " fold"]) -> list[np.ndarr
 
 def _dawid_sebastiani_row(means: Means, _: Context) -> np.ndarray:
     """-log s^2 - (y - m)^2 / s^2, with m and s^2 the predictive mean and variance of the row."""
-    variance = means[..., 1] - means[..., 0] ** 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(variance > 0, -np.log(variance) - means[..., 0] ** 2 / variance, np.nan)
+    variance = _variance(means[..., 0], means[..., 1])
+    return -np.log(variance) - means[..., 0] ** 2 / variance
 
 
-def _dawid_sebastiani(means: Means, _: Context) -> np.ndarray:
+def _variance(mean: np.ndarray, square: np.ndarray) -> np.ndarray:
+    """Variance from first and second moments; NaN where there is none but for rounding."""
+    variance = square - mean**2
+    return np.where(variance > ROUNDING * square, variance, np.nan)
+
+
+def _dawid_sebastiani(means: Means, context: Context) -> np.ndarray:
     """-log det S - (y - m)' S^-1 (y - m), with m and S the predictive mean and covariance.
 
-    Rows that pad the test set have an identity in S. NaN where S is singular.
+    By the eigenvalues of the correlation matrix, in which rows that only pad the test set are
+    independent of the others. NaN where S is singular but for rounding.
     """
-    features = means.shape[-1]
-    width = int(np.sqrt(2 * features + 2.25) - 1.5)
+    width = int(np.sqrt(2 * means.shape[-1] + 2.25) - 1.5)
+    present = np.asarray(np.arange(width) < _shaped_like(means, context.counts)[..., None])
     i, j = np.tril_indices(width)
-    residual = means[..., :width]
+    residual, square = means[..., :width], means[..., width:]
+    variance = _variance(residual, square[..., np.flatnonzero(i - j == 0)])
+    sd = np.sqrt(np.where(present, variance, 1.0))
     covariance = np.empty((*means.shape[:-1], width, width))
-    covariance[..., i, j] = means[..., width:] - residual[..., i] * residual[..., j]
-    covariance[..., j, i] = covariance[..., i, j]
-    absent = (covariance == 0).all(axis=-1)
-    diagonal = np.arange(width)
-    covariance[..., diagonal, diagonal] += absent
-    covariance = np.where(
-        np.isfinite(covariance).all(axis=(-2, -1), keepdims=True), covariance, 0.0
-    )
-    sign, log_determinant = np.linalg.slogdet(covariance)
-    scale = np.sqrt(np.abs(covariance[..., diagonal, diagonal])).prod(axis=-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        # the determinant of the correlation matrix: zero but for rounding means singular
-        singular = (sign <= 0) | (np.exp(log_determinant) <= 1e-12 * scale**2)
-        usable = np.where(singular[..., None, None], np.eye(width), covariance)
-        solved = np.linalg.solve(usable, residual[..., None])[..., 0]
-        return np.where(singular, np.nan, -log_determinant - (residual * solved).sum(axis=-1))
+    covariance[..., i, j] = covariance[..., j, i] = square - residual[..., i] * residual[..., j]
+    correlation = covariance / (sd[..., :, None] * sd[..., None, :])
+    padding = ~present[..., None] | ~present[..., None, :]
+    correlation = np.where(padding, np.eye(width), correlation)
+    usable = np.isfinite(correlation).all(axis=(-2, -1))
+    value, vector = np.linalg.eigh(np.where(usable[..., None, None], correlation, np.eye(width)))
+    usable = usable & (value[..., 0] > ROUNDING)
+    value = np.where(usable[..., None], value, 1.0)
+    standard = np.einsum("...ij,...i->...j", vector, residual / sd)
+    determinant = np.log(value).sum(axis=-1) + 2.0 * np.log(sd).sum(axis=-1)
+    return np.where(usable, -determinant - (standard**2 / value).sum(axis=-1), np.nan)
 
 
 def _hyvarinen(means: Means, _: Context) -> np.ndarray:
@@ -392,9 +401,17 @@ def _squared_error_finish(
 def _absolute_error_finish(
     sample: Sample, context: Context
 ) -> tuple[np.ndarray, Float[np.ndarray, "unit chain block"]]:
-    """|E x - y|, of the predictive mean E x; a jackknife would overdo its kink at zero."""
+    """|E x - y|, of the predictive mean E x.
+
+    At the kink a jackknife would overdo its correction. Noise of sd s, the Monte Carlo error of
+    the mean residual e, makes |e| too large by about 2 s (phi(t) - t Phi(-t)), t = |e| / s.
+    """
     mean, influence = jackknife(sample, lambda means: means[..., 0])
-    return np.abs(mean), influence * np.sign(mean)[:, None, None]
+    error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        _, noisy, _ = _truncated(-np.abs(mean), error)  # s (phi(t) - t Phi(-t))
+    excess = np.where(error > 0, 2.0 * noisy, 0.0)
+    return np.abs(mean) - excess, influence * np.sign(mean)[:, None, None]
 
 
 def _interval_finish(
@@ -465,8 +482,14 @@ ROW_CURVATURE = Contribution("row_curvature", "row_log_density", _curvature, wei
 DIFFERENCES = Contribution("differences", "simulate", _absolute_differences, stored=True)
 NORMS = Contribution("norms", "simulate", _norms, by_row=False, stored=True)
 
+
+def _positive_root(m: float) -> float:
+    """Root of a mean square; a mean square that is not positive has no slope, and no error."""
+    return float(np.sqrt(m)) if m > 0 else np.nan
+
+
 MEAN = Aggregate()
-ROOT_MEAN = Aggregate(lambda m, v: np.sqrt(m), lambda m, v: 0.5 / np.sqrt(m))
+ROOT_MEAN = Aggregate(lambda m, v: np.sqrt(max(m, 0.0)), lambda m, v: 0.5 / _positive_root(m))
 EXPLAINED = Aggregate(
     lambda m, v: 1.0 - m / (v or np.nan),
     lambda m, v: -1.0 / (v or np.nan),

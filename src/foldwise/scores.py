@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -30,6 +31,7 @@ from foldwise.rules import (
     find_rule,
     jackknife,
 )
+from foldwise.runtime import precision_context
 from foldwise.sampler import Emit
 from foldwise.special import expit, log_expit, logsumexp
 
@@ -42,18 +44,19 @@ if TYPE_CHECKING:
 _PASSED = "curvature_passed"
 # Values of stored predictive draws that are worked on at once: about 32 MB an array.
 _CHUNK = 2**22
+# Probability of classes not seen that a row may have before scores of classes are refused.
+MOST_UNSEEN = 1e-3
 
 
 def rule_of(name: str, folds: Folds) -> Rule:
-    """The rule called ``name`` as it applies to ``folds``.
+    """The rule called ``name`` as it applies to ``folds``, the same in every subset of a scheme.
 
     Folds of a single row have one Hyvarinen score, which bridges. Where a fold has more than
     ``MOST_JOINT_ROWS`` test rows, ``dss`` takes all of them as uncorrelated, row by row.
     """
-    largest = int(folds.n_test.max())
-    if name == "hyvarinen_pointwise" and largest == 1:
+    if name == "hyvarinen_pointwise" and folds.largest_test == 1:
         return RULES["hyvarinen"]
-    if name == "dss" and largest > MOST_JOINT_ROWS:
+    if name == "dss" and folds.largest_test > MOST_JOINT_ROWS:
         return RULES["dss_pointwise"]
     return find_rule(name)
 
@@ -67,7 +70,9 @@ def contributions_of(names: Iterable[str], folds: Folds) -> list[Contribution]:
     return list(found.values())
 
 
-def emitted(names: tuple[str, ...], folds: Folds, model: Model) -> Emit:
+def emitted(
+    names: tuple[str, ...], folds: Folds, model: Model, classes: Float[np.ndarray, " class"]
+) -> Emit:
     """What the program must record of each draw for the scores ``names``.
 
     Probabilities of classes come from ``row_log_density`` where there is one: they have less noise
@@ -81,7 +86,7 @@ def emitted(names: tuple[str, ...], folds: Folds, model: Model) -> Emit:
         by_row=rows and int(folds.n_test.max()) > 1,
         derivatives=any(c.needs == "row_log_density" for c in needed),
         replicate=simulated or (CLASSES in needed and not by_density),
-        classes=tuple(np.unique(np.asarray(model.y)).astype(float)) if by_density else (),
+        classes=tuple(classes.tolist()) if by_density else (),
     )
 
 
@@ -105,7 +110,9 @@ def check_scores(names: tuple[str, ...], model: Model, folds: Folds, memory: str
                 f'{name} needs stored predictive draws, but memory="online" keeps none; use '
                 'memory="draws", or a score that running sums suffice for: dss, mse, mae, r2'
             )
-    if "energy" in names and folds.n_test.max() == 1:
+        if name == "r2" and np.ptp(np.asarray(model.y, float)) == 0.0:
+            raise ValueError("r2 needs observations that vary, but all are equal; use mse")
+    if "energy" in names and folds.largest_test == 1:
         raise ValueError(
             "energy scores test sets of several rows jointly, but every fold tests a single row; "
             "use crps, which is the same there"
@@ -127,24 +134,61 @@ def _check_classes(name: str, model: Model) -> None:
     if model.row_log_density is None or model.y is None:
         _check_simulates(name, model)
     y = np.asarray(model.y)
-    classes = np.unique(y)
     if y.dtype.kind not in "iub" and not np.array_equal(y, np.round(y)):
         raise ValueError(
             f"{name} needs observations that are classes (whole numbers or booleans), but y holds "
             f"{y.dtype} values such as {y[y != np.round(y)][0]}; use mse or crps"
         )
-    if len(classes) > MOST_CLASSES:
-        raise ValueError(
-            f"{name} is for at most {MOST_CLASSES} classes, but y takes {len(classes)} values; "
-            "use crps for counts"
-        )
+
+
+def classes_of(
+    model: Model, names: tuple[str, ...], positions: Float[np.ndarray, "draw d"]
+) -> Float[np.ndarray, " class"]:
+    """Classes that the observations of ``model`` may take, where a score needs them.
+
+    Those that are observed, and those that the model simulates at full-data draws. Raises where
+    they are too many, or where their probabilities do not add up to one.
+    """
+    name = next((n for n in names if find_rule(n).discrete), None)
+    if name is None:
+        return np.zeros(0)
+    classes = np.unique(np.asarray(model.y)).astype(float)
+    some = positions[:: max(1, len(positions) // 200)]
+    with precision_context("float64"):
+        if model.simulate is not None:
+            keys = jax.random.split(jax.random.key(0), len(some))
+            simulated = np.asarray(jax.jit(jax.vmap(model.flat_simulate))(keys, some))
+            classes = np.union1d(classes, simulated.astype(float))
+        if len(classes) > MOST_CLASSES:
+            raise ValueError(
+                f"{name} is for at most {MOST_CLASSES} classes, but there are {len(classes)}; use "
+                "crps for counts"
+            )
+        if model.row_log_density is not None:
+            of_draw = jax.vmap(lambda q: model.flat_probabilities(q, tuple(classes.tolist())))
+            least = float(np.asarray(jax.jit(of_draw)(some)).sum(axis=1).mean(axis=0).min())
+            if least < 1.0 - MOST_UNSEEN:
+                raise ValueError(
+                    f"{name} needs every class that the model allows, but the probabilities of "
+                    f"those seen ({', '.join(f'{c:g}' for c in classes)}) add up to only "
+                    f"{least:.3g} in some row; give the model simulate=, by which the others are "
+                    "found, or use crps for counts"
+                )
+    if len(classes) < 2:
+        raise ValueError(f"{name} needs at least two classes, but only {classes[0]:g} occurs")
+    return classes
 
 
 # ---------------------------------------------------------------- recording
 
 
 def begin(
-    evidence: Evidence, model: Model, names: tuple[str, ...], chains: int, batch: int
+    evidence: Evidence,
+    model: Model,
+    names: tuple[str, ...],
+    classes: Float[np.ndarray, " class"],
+    chains: int,
+    batch: int,
 ) -> None:
     """Prepare ``evidence`` for what the scores ``names`` need."""
     folds = evidence.folds
@@ -152,7 +196,7 @@ def begin(
     if not needed:
         return
     evidence.observed = np.asarray(model.y)[folds.test_rows].astype(float)
-    evidence.classes = np.unique(np.asarray(model.y)).astype(float)
+    evidence.classes = classes
     for contribution in needed:
         if contribution.stored:
             if evidence.replicate is None:
@@ -194,7 +238,7 @@ def record(
     for contribution in _online(evidence):
         log_weight = None
         if contribution.weights == "row":
-            log_weight = rows
+            log_weight = joint[..., 0] if rows is None else rows  # one row is the test set
         elif contribution.weights == "joint":
             log_weight = np.repeat(
                 _log_weight(evidence, members, joint[..., 0]), drawn.counts, axis=0
@@ -340,9 +384,9 @@ def estimate(evidence: Evidence, name: str, estimator: str) -> Estimate:
     assert contribution is not None and evidence.observed is not None
     if contribution is CURVATURE:
         return _bridged_curvature(evidence, name, rule)
-    observed = evidence.observed if contribution.by_row else np.zeros(len(evidence.folds))
     assert evidence.classes is not None
-    context = Context(observed, evidence.classes)
+    counts = np.ones(len(evidence.observed), int) if contribution.by_row else evidence.folds.n_test
+    context = Context(evidence.observed, counts, evidence.classes)
     sample = _sample(evidence, contribution)
     if rule.finish is not None:
         value, influence = rule.finish(sample, context)
@@ -428,7 +472,7 @@ def _bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
         own_part = np.where(other_means[..., :1] > 0, other_means[..., :1] * ratio, 0.0)
         average = own_part + other_means[..., 1:]
         means = np.concatenate([np.ones_like(average[..., :1]), average], axis=-1)
-        return score(means, Context(np.zeros(0), np.zeros(0)))
+        return score(means, Context(np.zeros(0), np.zeros(0, int), np.zeros(0)))
 
     mean = own.mean
     value = pooled(mean, other)
@@ -441,11 +485,13 @@ def _bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
             left_out = pooled(mean[where][:, None, None], sample.without)
             target[where] = sample.influence(value[where], left_out)
             corrected[where] += target[where].mean(axis=(1, 2))
-    found = _assembled(evidence, name, corrected, influence, True, from_folds, from_full)
+    weight = np.repeat(folds.fold_weight, folds.n_test)
+    found = _assembled(evidence, name, corrected, influence, True, from_folds, from_full, weight)
+    found = replace(found, overlap=joint.overlap, bridged=evidence.partner >= 0)
+    if name == "hyvarinen_pointwise":
+        return found
     # the score is of whole test sets, so its units are folds
-    return replace(
-        found, overlap=joint.overlap, bridged=evidence.partner >= 0, rows=None, row_variance=None
-    )
+    return replace(found, rows=None, row_variance=None)
 
 
 def _full_side(
@@ -470,10 +516,12 @@ def _assembled(
     by_row: bool,
     from_folds: Float[np.ndarray, "row chain block"] | None = None,
     from_full: Float[np.ndarray, "row chain block"] | None = None,
+    unit_weight: Float[np.ndarray, " unit"] | None = None,
 ) -> Estimate:
     """Scores by fold and their variances, from those of their rows or their own.
 
-    ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners.
+    ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners;
+    ``unit_weight`` the weights in the total, if not those of the rows or folds.
     """
     folds, draws, length = evidence.folds, evidence.n_draws, evidence.sums.length
     k = len(folds)
@@ -481,7 +529,8 @@ def _assembled(
     start = folds.test_start[:-1] if by_row else np.arange(k)
     finite = np.isfinite(np.add.reduceat(value, start)) & (evidence.sums.undefined == 0)
     score = np.where(finite, np.add.reduceat(value, start), np.nan)
-    unit_weight = folds.test_weight if by_row else folds.fold_weight
+    if unit_weight is None:
+        unit_weight = folds.test_weight if by_row else folds.fold_weight
     unit_weight = np.where(np.repeat(finite, sizes), unit_weight, 0.0)
 
     def of_fold(blocks: np.ndarray, weight: np.ndarray | float = 1.0) -> np.ndarray:
@@ -557,7 +606,7 @@ def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
 def total_slope(evidence: Evidence, found: Estimate) -> float:
     """Slope of a score's total by the weighted sum of its rows or folds: 1 where it is that sum."""
     aggregate = find_rule(found.name).aggregate
-    if aggregate is None:
+    if aggregate is None or not np.isfinite(found.score).any():
         return 1.0
     assert found.rows is not None and evidence.observed is not None
     used = np.repeat(np.isfinite(found.score), evidence.folds.n_test)

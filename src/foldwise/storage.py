@@ -736,6 +736,7 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
     return fold_status(
         not_finite=was == "not finite",
         singular=was == "singular covariance",
+        flat=was == "no spread",
         stuck=was == "stuck chain",
         disagree=table["rhat"].values > limit,
         overlap=table["overlap"].values,
