@@ -1,5 +1,7 @@
 """foldwise: brute-force cross-validation of Bayesian models, all folds at once."""
 
+from foldwise.adapters.numpyro import from_numpyro
+from foldwise.adapters.pymc import from_bambi, from_pymc
 from foldwise.compare import Comparison, compare
 from foldwise.crossval import cross_validate
 from foldwise.fit import Fit, fit
@@ -31,7 +33,10 @@ __all__ = [
     "compare",
     "cross_validate",
     "fit",
+    "from_bambi",
     "from_labels",
+    "from_numpyro",
+    "from_pymc",
     "from_splits",
     "from_splitter",
     "group_k_fold",

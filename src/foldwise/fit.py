@@ -4,6 +4,9 @@ NUTS with Stan's window adaptation, from BlackJAX. Warm-up and sampling are one 
 that runs the chains side by side on all cores, a segment of iterations at a time.
 """
 
+from __future__ import annotations
+
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ from foldwise.checks import check_count, resolve_seed
 from foldwise.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.model import Model
 from foldwise.progress import Progress
-from foldwise.runtime import compiled, lanes
+from foldwise.runtime import compiled, lanes, precision_context
 
 _SEGMENT = 100
 # A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
@@ -62,6 +65,36 @@ class Fit:
     seed: int
     seconds: float = 0.0
     name: str | None = field(default=None)
+
+    @classmethod
+    def from_arviz(cls, model: Model, idata: Any) -> Fit:
+        """A fit from draws made elsewhere: PyMC, nutpie, NumPyro, Stan, ... in ArviZ's form.
+
+        Parameters
+        ----------
+        model
+            The model they are of.
+        idata
+            What holds a ``posterior`` group with a variable for every parameter of the model
+            (``model.constrain`` names them): a DataTree, an InferenceData, or that group itself.
+        """
+        posterior = _posterior(idata)
+        divergences = 0
+        if hasattr(idata, "sample_stats") and "diverging" in idata.sample_stats:
+            divergences = int(np.asarray(idata.sample_stats["diverging"]).sum())
+        draws = {
+            str(name): np.asarray(posterior[name].transpose("chain", "draw", ...))
+            for name in posterior.data_vars
+        }
+        return _fit_from_draws(model, draws, divergences)
+
+    @classmethod
+    def from_numpyro(cls, model: Model, mcmc: Any) -> Fit:
+        """A fit from a finished ``numpyro.infer.MCMC``."""
+        samples = mcmc.get_samples(group_by_chain=True)
+        diverging = mcmc.get_extra_fields().get("diverging", 0)
+        draws = {name: np.asarray(values) for name, values in samples.items()}
+        return _fit_from_draws(model, draws, int(np.sum(diverging)))
 
     @property
     def flat(self) -> Float[np.ndarray, "draw d"]:
@@ -129,6 +162,91 @@ class Fit:
             f"{self.divergences} divergences, seed {self.seed}"
             + (f"\n  check the model first: {'; '.join(found)}" if found else "")
         )
+
+
+def _posterior(idata: Any) -> Any:
+    """The posterior group of what ArviZ made, as a Dataset."""
+    import xarray as xr
+
+    if isinstance(idata, xr.Dataset):
+        return idata
+    group = getattr(idata, "posterior", None)
+    if group is None:
+        raise TypeError(
+            "idata must hold a posterior group, as a DataTree or InferenceData does; got "
+            f"{type(idata).__name__}"
+        )
+    return group.to_dataset() if isinstance(group, xr.DataTree) else group
+
+
+def _fit_from_draws(model: Model, draws: dict[str, np.ndarray], divergences: int) -> Fit:
+    """A fit from draws (chain, draw, ...) of the model's parameters by name."""
+    names = _parameter_shapes(model)
+    missing = [name for name in names if name not in draws]
+    if missing:
+        raise ValueError(
+            f"draws must have every parameter of the model, but {', '.join(missing)} are missing; "
+            f"they have {', '.join(draws)}"
+        )
+    for name, shape in names.items():
+        if draws[name].shape[2:] != shape:
+            raise ValueError(
+                f"draws of {name!r} must have shape (chain, draw, *{shape}), but have "
+                f"{draws[name].shape}; pass draws of this model"
+            )
+    chains, count = draws[next(iter(names))].shape[:2]
+    if chains < 2 or count < 100:
+        raise ValueError(
+            f"a fit needs at least 2 chains of 100 draws, but these are {chains} of {count}"
+        )
+
+    def flatten(parameters: dict[str, Array]) -> Array:
+        position = parameters if model.unconstrain is None else model.unconstrain(parameters)
+        # ``unconstrain`` may give the parts of a position in another order than ``init``
+        return model.flatten(position)
+
+    with precision_context("float64"):
+        chosen = {name: np.asarray(draws[name], float) for name in names}
+        positions = np.asarray(jax.jit(jax.vmap(jax.vmap(flatten)))(chosen))
+    if not np.isfinite(positions).all():
+        bad = int((~np.isfinite(positions)).any(axis=2).sum())
+        raise ValueError(
+            f"draws must lie inside the support of the model's parameters, but {bad} of "
+            f"{chains * count} do not; pass draws of this model"
+        )
+    digest = hashlib.blake2b(positions.tobytes(), digest_size=7).digest()
+    result = Fit(
+        positions,
+        _fingerprint(model, positions[0, 0]),
+        np.full(chains, np.nan),
+        divergences,
+        int.from_bytes(digest, "big"),  # the same draws have the same seed
+        0.0,
+        model.name,
+    )
+    if not np.isfinite(result.fingerprint[0]):
+        raise ValueError(
+            "the model's log prior must be finite at the draws, but at the first it is "
+            f"{result.fingerprint[0]}; pass draws of this model"
+        )
+    if result.problems():
+        message = f"draws of {model.name or 'model'}: {'; '.join(result.problems())}"
+        warnings.warn(message, FitWarning, stacklevel=3)
+    return result
+
+
+def _parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter by name."""
+    with precision_context("float64"):
+        template = model.unflatten(model.initial(jax.random.key(0)))
+        shapes = template if model.constrain is None else jax.eval_shape(model.constrain, template)
+    if not isinstance(shapes, dict):
+        raise TypeError(
+            "draws are matched to parameters by name, but the model's position is a "
+            f"{type(shapes).__name__}; give Model an init that is a dict, or constrain and "
+            "unconstrain"
+        )
+    return {str(name): tuple(np.shape(part)) for name, part in shapes.items()}
 
 
 class _Chain(NamedTuple):

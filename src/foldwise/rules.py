@@ -280,7 +280,7 @@ def _dawid_sebastiani(means: Means, context: Context) -> np.ndarray:
     independent of the others. NaN where S is singular but for rounding.
     """
     width = int(np.sqrt(2 * means.shape[-1] + 2.25) - 1.5)
-    present = np.asarray(np.arange(width) < _shaped_like(means, context.counts)[..., None])
+    present = np.arange(width) < _shaped_like(means, context.counts)[..., None]
     i, j = np.tril_indices(width)
     residual, square = means[..., :width], means[..., width:]
     variance = _variance(residual, square[..., np.flatnonzero(i - j == 0)])
@@ -290,7 +290,7 @@ def _dawid_sebastiani(means: Means, context: Context) -> np.ndarray:
     correlation = covariance / (sd[..., :, None] * sd[..., None, :])
     padding = ~present[..., None] | ~present[..., None, :]
     correlation = np.where(padding, np.eye(width), correlation)
-    usable = np.isfinite(correlation).all(axis=(-2, -1))
+    usable: Any = np.isfinite(correlation).all(axis=(-2, -1))
     value, vector = np.linalg.eigh(np.where(usable[..., None, None], correlation, np.eye(width)))
     usable = usable & (value[..., 0] > ROUNDING)
     value = np.where(usable[..., None], value, 1.0)
