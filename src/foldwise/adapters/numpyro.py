@@ -41,6 +41,8 @@ def from_numpyro(
     ``from_numpyro(model, x, y=y)`` for ``def model(x, y=None)``.
     """
     need("numpyro")
+    if not callable(model):
+        raise TypeError(f"model must be a NumPyro model, a function, got {type(model).__name__}")
     with precision_context("float64"):
         args, kwargs = jax.tree.map(_as_float64, (args, kwargs))
         sites = _trace(model, args, kwargs, {}, jax.random.key(0))

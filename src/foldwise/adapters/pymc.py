@@ -28,7 +28,8 @@ def from_pymc(model: Any, observed: str | None = None) -> Model:
     observed
         Name of the observed variable to cross-validate; may be left out when there is one.
     """
-    need("pymc")
+    if not isinstance(model, need("pymc").Model):
+        raise TypeError(f"model must be a pymc.Model, got {type(model).__name__}")
     _check_free(model)
     names = [rv.name for rv in model.observed_RVs]
     chosen = choose_observed(names, observed, "variable")
@@ -71,7 +72,8 @@ def from_pymc(model: Any, observed: str | None = None) -> Model:
 
 def from_bambi(model: Any) -> Model:
     """A :class:`~foldwise.Model` of a Bambi model, built if it has not been."""
-    need("bambi")
+    if not isinstance(model, need("bambi").Model):
+        raise TypeError(f"model must be a bambi.Model, got {type(model).__name__}")
     if not model.built:
         model.build()
     return from_pymc(model.backend.model)

@@ -1,0 +1,389 @@
+"""Models of other packages: the same densities and scores, fits that are used, clear refusals."""
+
+import importlib
+import sys
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+numpyro = pytest.importorskip("numpyro")
+pm = pytest.importorskip("pymc")
+
+import numpyro.distributions as dist  # noqa: E402
+import trios  # noqa: E402
+from numpyro.infer import MCMC, NUTS  # noqa: E402
+from numpyro.infer.reparam import LocScaleReparam  # noqa: E402
+
+import foldwise as fw  # noqa: E402
+
+fitting = importlib.import_module("foldwise.fit")  # not the function of that name
+
+SHORT = {"chains": 4, "draws": 300, "warmup": 300, "progress": False}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::foldwise.fit.FitWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def trio():
+    done = {}
+
+    def get(name):
+        if name not in done:
+            done[name] = trios.TRIOS[name]()
+        return done[name]
+
+    return get
+
+
+def in_pymc(trio, position):
+    """A position of the JAX model by the names of PyMC's value variables."""
+    values = trio.pymc_model.rvs_to_values
+    return {values[rv].name: position[rv.name] for rv in trio.pymc_model.free_RVs}
+
+
+# ---------------------------------------------------------------- the same model three times
+
+
+@pytest.mark.parametrize("name", trios.TRIOS)
+def test_same_densities(trio, name):
+    three = trio(name)
+    rng = np.random.default_rng(5)
+    with jax.enable_x64(True):
+        for _ in range(3):
+            position = jax.tree.map(lambda v: rng.normal(0, 0.5, np.shape(v)), three.jax._template)
+            prior, rows = three.jax.log_prior(position), three.jax.log_likelihood(position)
+            for other, place in ((three.numpyro, position), (three.pymc, in_pymc(three, position))):
+                assert float(other.log_prior(place)) == pytest.approx(float(prior), abs=1e-10)
+                # PyTensor folds the constant of Student's t with SciPy's log gamma function, from
+                # which JAX's differs by 6e-10
+                close = 1e-9 if name == "student t" else 1e-10
+                np.testing.assert_allclose(other.log_likelihood(place), rows, rtol=0, atol=close)
+                again = other.unconstrain(other.constrain(place))
+                for key, value in place.items():
+                    np.testing.assert_allclose(again[key], value, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["linear", "hierarchical, non-centred"])
+def test_same_scores(trio, name, seed):
+    three, found = trio(name), {}
+    scores = ("log", "crps", "hyvarinen")
+    for k, package in enumerate(("numpyro", "pymc")):
+        model = getattr(three, package)
+        fit = fw.fit(model, seed=seed + 10 + k, **SHORT)
+        found[package] = fw.cross_validate(
+            model, fw.leave_group_out(trios.GROUP), fit, scores, seed=seed + k, progress=False
+        )
+    fit = fw.fit(three.jax, seed=seed + 12, **SHORT)
+    plain = fw.cross_validate(
+        three.jax, fw.leave_group_out(trios.GROUP), fit, seed=seed + 2, progress=False
+    )
+    one, two = found["numpyro"], found["pymc"]
+    assert abs(one.elpd - plain.elpd) < 4 * np.hypot(one.mcse, plain.mcse)
+    for score in scores:
+        a, b = one.score(score), two.score(score)
+        assert abs(a.total - b.total) < 4 * np.hypot(a.mcse, b.mcse)
+
+
+@pytest.mark.parametrize("name", trios.TRIOS)
+def test_simulates_from_the_observed_distribution(trio, name):
+    three = trio(name)
+    position = three.jax._template
+    keys = jax.random.split(jax.random.key(1), 4000)
+    with jax.enable_x64(True):
+        means = []
+        for model, place in (
+            (three.numpyro, position),
+            (three.pymc, in_pymc(three, position)),
+        ):
+            draws = np.asarray(jax.vmap(model.simulate, in_axes=(0, None))(keys, place), float)
+            assert draws.shape == (4000, trios.N)
+            means.append((draws.mean(axis=0), draws.std(axis=0) / np.sqrt(4000)))
+    (a, sa), (b, sb) = means
+    assert (np.abs(a - b) < 5 * np.hypot(sa, sb)).all() and sa.max() > 0
+
+
+# ---------------------------------------------------------------- what models may contain
+
+
+def test_numpyro_with_several_sites_factors_and_reparameterisation(seed):
+    y, other = trios.CONTINUOUS, trios.COUNTS
+
+    def model(y=None, other=None):
+        mu = numpyro.sample("mu", dist.Normal())
+        with numpyro.handlers.reparam(config={"z": LocScaleReparam(0)}), numpyro.plate("groups", 6):
+            z = numpyro.sample("z", dist.Normal(mu, 0.5))
+        numpyro.factor("soft", -0.5 * mu**2)
+        with numpyro.plate("rows", trios.N):
+            numpyro.sample("y", dist.Normal(z[trios.GROUP], 1.0), obs=y)
+            numpyro.sample("other", dist.Poisson(jnp.exp(mu)), obs=other)
+
+    with pytest.raises(ValueError, match=r'2 observed sites, y, other; name .* observed="y"'):
+        fw.from_numpyro(model, y=y, other=other)
+    with pytest.raises(ValueError, match="observed must be one of y, other; got 'x'"):
+        fw.from_numpyro(model, y=y, other=other, observed="x")
+    found = fw.from_numpyro(model, y=y, other=other, observed="y")
+    assert set(found._template) == {"mu", "z_decentered"}
+    position = {"mu": 0.3, "z_decentered": np.linspace(-1, 1, 6)}
+    norm, poisson = trios.norm.logpdf, jax.scipy.stats.poisson.logpmf
+    with jax.enable_x64(True):
+        expected = 2 * norm(0.3) + norm(position["z_decentered"]).sum() + 0.5 * np.log(2 * np.pi)
+        expected += poisson(other, np.exp(0.3)).sum()
+        assert float(found.log_prior(position)) == pytest.approx(float(expected), abs=1e-10)
+        alpha = 0.3 + 0.5 * position["z_decentered"]
+        rows = norm(y, alpha[trios.GROUP], 1.0)
+        np.testing.assert_allclose(found.log_likelihood(position), rows, atol=1e-10)
+
+
+def test_multivariate_rows(seed):
+    y = np.random.default_rng(1).normal(size=(12, 2))
+
+    def model(y=None):
+        mu = numpyro.sample("mu", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("rows", 12):
+            numpyro.sample("y", dist.MultivariateNormal(mu, jnp.eye(2)), obs=y)
+
+    with pm.Model() as in_pymc:
+        mu = pm.Normal("mu", shape=2)
+        pm.MvNormal("y", mu, np.eye(2), observed=y)
+    one, two = fw.from_numpyro(model, y=y), fw.from_pymc(in_pymc)
+    assert one.n_obs == two.n_obs == 12
+    position = {"mu": np.array([0.2, -0.1])}
+    with jax.enable_x64(True):
+        expected = trios.norm.logpdf(y - position["mu"]).sum(axis=1)
+        np.testing.assert_allclose(one.log_likelihood(position), expected, atol=1e-10)
+        np.testing.assert_allclose(two.log_likelihood(position), expected, atol=1e-10)
+
+
+def test_pymc_with_potential_data_and_two_observed():
+    with pm.Model() as model:
+        x = pm.Data("x", trios.X[:, 0])
+        a = pm.Uniform("a", -2, 3)
+        pm.Potential("soft", -0.5 * a**2)
+        pm.Normal("y", a * x, 1.0, observed=trios.CONTINUOUS)
+        pm.Poisson("n", pm.math.exp(a), observed=trios.COUNTS)
+    with pytest.raises(ValueError, match=r'2 observed variables, y, n; name .* observed="y"'):
+        fw.from_pymc(model)
+    found = fw.from_pymc(model, observed="n")
+    (name,) = found._template
+    with jax.enable_x64(True):
+        u, a = 0.4, -2 + 5 / (1 + np.exp(-0.4))
+        norm = trios.norm.logpdf
+        expected = norm(trios.CONTINUOUS, a * trios.X[:, 0]).sum() - 0.5 * a**2
+        expected += -np.log(5.0) + np.log((a + 2) * (3 - a) / 5)
+        assert float(found.log_prior({name: u})) == pytest.approx(float(expected), abs=1e-10)
+        rows = jax.scipy.stats.poisson.logpmf(trios.COUNTS, np.exp(a))
+        np.testing.assert_allclose(found.log_likelihood({name: u}), rows, atol=1e-10)
+
+
+def test_bambi_with_random_effects(seed):
+    bambi = pytest.importorskip("bambi")
+    import pandas as pd
+
+    data = pd.DataFrame(
+        {"y": trios.CONTINUOUS, "x": trios.X[:, 0], "g": [f"g{k}" for k in trios.GROUP]}
+    )
+    model = fw.from_bambi(bambi.Model("y ~ x + (1|g)", data))
+    fit = fw.fit(model, seed=seed, **SHORT)
+    folds = fw.leave_group_out(data["g"])
+    found = fw.cross_validate(model, folds, fit, ("log", "rmse"), seed=seed, progress=False)
+    assert found.folds["fold"].values.tolist() == [f"g{k}" for k in range(6)]
+    assert np.isfinite(found.elpd) and 0 < found.score("rmse").total < 3
+    with pytest.raises(TypeError, match="must be a bambi.Model, got DataFrame"):
+        fw.from_bambi(data)
+    with pytest.raises(TypeError, match="must be a pymc.Model, got DataFrame"):
+        fw.from_pymc(data)
+    with pytest.raises(TypeError, match="must be a NumPyro model, a function, got DataFrame"):
+        fw.from_numpyro(data)
+
+
+# ---------------------------------------------------------------- fits that users have
+
+
+def numpyro_linear(y=None):
+    a = numpyro.sample("a", dist.Normal())
+    s = numpyro.sample("s", dist.HalfNormal())
+    numpyro.deterministic("twice", 2 * a)
+    with numpyro.plate("rows", trios.N):
+        numpyro.sample("y", dist.Normal(a, s), obs=y)
+
+
+@pytest.fixture(scope="module")
+def mcmc():
+    found = MCMC(NUTS(numpyro_linear), num_warmup=300, num_samples=400, num_chains=2,
+                 chain_method="sequential", progress_bar=False)  # fmt: skip
+    found.run(jax.random.key(0), y=trios.CONTINUOUS)
+    return found
+
+
+def test_a_finished_numpyro_fit_is_used(mcmc, seed):
+    model = fw.from_numpyro(numpyro_linear, y=trios.CONTINUOUS)
+    fit = fw.Fit.from_numpyro(model, mcmc)
+    samples = mcmc.get_samples(group_by_chain=True)
+    a, s = np.moveaxis(fit.positions, 2, 0)
+    np.testing.assert_allclose(a, samples["a"], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(s), samples["s"], rtol=1e-5)
+    with mock.patch.object(fitting, "_run_nuts", side_effect=AssertionError("refitted")) as nuts:
+        found = fw.cross_validate(model, fw.k_fold(trios.N, 3), fit, seed=seed, progress=False)
+    assert nuts.call_count == 0 and found.info["fit_seed"] == fit.seed
+    assert fw.Fit.from_numpyro(model, mcmc).seed == fit.seed
+
+
+def test_a_finished_nutpie_fit_is_used(trio, seed):
+    nutpie = pytest.importorskip("nutpie")
+    three = trio("linear")
+    trace = nutpie.sample(
+        nutpie.compile_pymc_model(three.pymc_model), draws=300, tune=300, chains=2, seed=1,
+        progress_bar=False,
+    )  # fmt: skip
+    fit = fw.Fit.from_arviz(three.pymc, trace)
+    names = list(three.pymc._template)
+    assert names == ["a", "b", "s_log__"] and fit.positions.shape == (2, 300, 4)
+    np.testing.assert_allclose(np.exp(fit.positions[..., 3]), trace.posterior["s"], rtol=1e-10)
+    with mock.patch.object(fitting, "_run_nuts", side_effect=AssertionError("refitted")) as nuts:
+        fw.cross_validate(three.pymc, fw.k_fold(trios.N, 3), fit, seed=seed, progress=False)
+    assert nuts.call_count == 0
+
+
+def test_draws_of_a_plain_model_by_name(seed):
+    import xarray as xr
+
+    rng = np.random.default_rng(2)
+    model = fw.Model(
+        lambda q: -0.5 * q["mu"] ** 2,
+        lambda q: -0.5 * (q["mu"] - np.arange(4.0)) ** 2,
+        {"mu": 0.0},
+        4,
+    )
+    draws = xr.Dataset({"mu": (("chain", "draw"), rng.normal(1.2, 0.45, (4, 500)))})
+    fit = fw.Fit.from_arviz(model, draws)
+    np.testing.assert_array_equal(fit.positions[..., 0], draws["mu"])
+    tree = xr.DataTree.from_dict({"posterior": draws})
+    assert fw.Fit.from_arviz(model, tree).seed == fit.seed
+    with pytest.raises(ValueError, match="mu are missing; they have nu"):
+        fw.Fit.from_arviz(model, draws.rename(mu="nu"))
+    with pytest.raises(ValueError, match=r"'mu' must have shape .* but have \(4, 500, 2\)"):
+        fw.Fit.from_arviz(
+            model, xr.Dataset({"mu": (("chain", "draw", "k"), np.zeros((4, 500, 2)))})
+        )
+    with pytest.raises(TypeError, match="must hold a posterior group"):
+        fw.Fit.from_arviz(model, {"mu": 1.0})
+    with pytest.raises(ValueError, match="at least 2 chains of 100 draws, but these are 1 of 500"):
+        fw.Fit.from_arviz(model, draws.isel(chain=[0]))
+
+
+def test_draws_outside_the_support(mcmc):
+    import xarray as xr
+
+    model = fw.from_numpyro(numpyro_linear, y=trios.CONTINUOUS)
+    samples = mcmc.get_samples(group_by_chain=True)
+    draws = {name: (("chain", "draw"), -np.abs(samples[name])) for name in ("a", "s")}
+    with pytest.raises(
+        ValueError, match="inside the support of the model's parameters, but 800 of"
+    ):
+        fw.Fit.from_arviz(model, xr.Dataset(draws))
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def rows_of(y, latent=None, plate=None):
+    def model(y=None):
+        mu = numpyro.sample("mu", dist.Normal())
+        if latent is not None:
+            numpyro.sample("odd", latent)
+        with plate or numpyro.plate("rows", len(trios.CONTINUOUS)):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    return model
+
+
+def test_numpyro_refusals():
+    y = trios.CONTINUOUS
+    with pytest.raises(ValueError, match="continuous, but site 'odd' is discrete.*sum it out"):
+        fw.from_numpyro(rows_of(y, dist.Bernoulli(0.5)), y=y)
+    with pytest.raises(ValueError, match="must have an observed site, but it has none"):
+        fw.from_numpyro(rows_of(y))
+    missing = np.where(np.arange(trios.N) == 3, np.nan, y)
+    with pytest.raises(ValueError, match="'y' must have no missing values, but row 3 is NaN"):
+        fw.from_numpyro(rows_of(y), y=missing)
+
+    def subsampled(y=None):
+        mu = numpyro.sample("mu", dist.Normal())
+        with numpyro.plate("rows", trios.N, subsample_size=10) as i:
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y[i])
+
+    with pytest.raises(ValueError, match="plate 'rows' takes a subsample of 10 of 30"):
+        fw.from_numpyro(subsampled, y=y)
+
+    def marginal(y=None):
+        s = numpyro.sample("s", dist.HalfNormal())
+        numpyro.sample(
+            "y", dist.MultivariateNormal(jnp.zeros(trios.N), s * jnp.eye(trios.N)), obs=y
+        )
+
+    with pytest.raises(ValueError, match="'y' must have one independent row per observation"):
+        fw.from_numpyro(marginal, y=y)
+
+    def optimised(y=None):
+        mu = numpyro.param("mu", 0.0)
+        with numpyro.plate("rows", trios.N):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="must have a prior, but site 'mu' is a numpyro.param"):
+        fw.from_numpyro(optimised, y=y)
+
+
+@pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")
+def test_pymc_refusals():
+    y = trios.CONTINUOUS
+    with pm.Model() as discrete:
+        k = pm.Bernoulli("k", 0.5)
+        pm.Normal("y", k, 1.0, observed=y)
+    with pytest.raises(ValueError, match="continuous, but 'k' is discrete"):
+        fw.from_pymc(discrete)
+    with pm.Model() as unobserved:
+        pm.Normal("mu")
+    with pytest.raises(ValueError, match="must have an observed variable, but it has none"):
+        fw.from_pymc(unobserved)
+    with pm.Model() as missing:
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, 1.0, observed=np.where(np.arange(trios.N) == 3, np.nan, y))
+    with pytest.raises(ValueError, match="'y' must have no missing values.*PyMC imputes"):
+        fw.from_pymc(missing)
+    with pm.Model() as joint:
+        s = pm.HalfNormal("s")
+        pm.MvNormal("y", np.zeros(trios.N), s * np.eye(trios.N), observed=y)
+    with pytest.raises(ValueError, match="'y' must have one independent row per observation"):
+        fw.from_pymc(joint)
+
+
+def test_pymc_operations_without_jax():
+    import pytensor.tensor as pt
+    from pytensor.compile.ops import as_op
+
+    @as_op(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def opaque(x):
+        return np.asarray(x)
+
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Normal("y", opaque(mu), 1.0, observed=trios.CONTINUOUS)
+    with pytest.raises(ValueError, match="can convert to JAX, but a part of it has no JAX version"):
+        fw.from_pymc(model)
+
+
+@pytest.mark.parametrize(
+    "package, call", [("numpyro", "from_numpyro"), ("pymc", "from_pymc"), ("bambi", "from_bambi")]
+)
+def test_a_missing_package_gives_the_install_command(package, call):
+    with (
+        mock.patch.dict(sys.modules, {package: None}),
+        pytest.raises(ImportError, match=rf'pip install "foldwise\[{package}\]"'),
+    ):
+        getattr(importlib.import_module("foldwise"), call)(None)
