@@ -15,7 +15,7 @@ import pytest
 import xarray as xr
 
 import foldwise as fw
-from foldwise import crossval, evidence, storage, tuning
+from foldwise import crossval, evidence, export, storage, tuning
 from foldwise.metric import SharedMetric
 from foldwise.results import CVResult
 
@@ -779,7 +779,7 @@ def test_arviz_compares_two_results(regression, loo):
 
 
 def test_arviz_takes_folds_of_a_joint_score(loo):
-    found = storage.to_arviz(loo)
+    found = export.to_arviz(loo)
     assert found.kind == "loo_kfold"
     assert (found.n_samples, found.n_data_points, found.n_folds) == (240, 40, 40)
     assert (found.scale, found.good_k, found.warning) == ("log", 0.7, False)
@@ -791,7 +791,7 @@ def test_arviz_takes_folds_of_a_joint_score(loo):
 
 
 def test_arviz_takes_rows_of_a_score_by_row(by_row):
-    found = storage.to_arviz(by_row)
+    found = export.to_arviz(by_row)
     assert (found.n_data_points, found.n_folds) == (40, 5)
     assert found.elpd_i.dims == found.pareto_k.dims == ("row",)
     np.testing.assert_array_equal(found.elpd_i["row"], np.arange(40))
@@ -805,7 +805,7 @@ def test_arviz_takes_rows_of_a_score_by_row(by_row):
 def test_arviz_leaves_out_folds_that_are_not_numbers(loo):
     table = loo.folds.copy(deep=True)
     table["elpd"].values[2] = np.nan
-    found = storage.to_arviz(replace(loo, scores={"log": replace(loo.score("log"), folds=table)}))
+    found = export.to_arviz(replace(loo, scores={"log": replace(loo.score("log"), folds=table)}))
     assert found.elpd_i["fold"].values.tolist() == [0, 1, *range(3, 40)]
     np.testing.assert_array_equal(found.elpd_i, np.delete(loo.folds["elpd"].values, 2))
     np.testing.assert_array_equal(found.pareto_k, np.delete(loo.folds["pareto_k"].values, 2))
@@ -818,7 +818,7 @@ def test_arviz_leaves_out_rows_of_folds_that_are_not_numbers(by_row):
     table["elpd"].values[1] = np.nan
     table["status"].values[1] = "not finite"
     odd = replace(by_row, scores={"log_pointwise": replace(score, folds=table)})
-    found = storage.to_arviz(odd)
+    found = export.to_arviz(odd)
     left = np.setdiff1d(np.arange(40), problems.five_fold().folds.test(1))
     np.testing.assert_array_equal(found.elpd_i["row"], left)
     assert np.isfinite(found.elpd_i).all() and found.pareto_k.shape == found.elpd_i.shape
@@ -829,7 +829,7 @@ def test_arviz_counts_a_row_tested_twice_once(regression):
     rows = np.arange(40)
     splits = [(np.delete(rows, test), test) for test in ([0, 1], [1, 2])]
     result = regression.run(fw.from_splits(splits, 40), scores="log_pointwise")
-    found, entries = storage.to_arviz(result), result.rows["elpd"].values
+    found, entries = export.to_arviz(result), result.rows["elpd"].values
     assert found.elpd_i["row"].values.tolist() == [0, 1, 2]
     expected = [entries[0], 0.5 * (entries[1] + entries[2]), entries[3]]
     np.testing.assert_allclose(found.elpd_i, expected, rtol=1e-12)
@@ -859,6 +859,6 @@ def test_newer_arviz_has_a_class_for_folds(loo, monkeypatch):
             self.elpd, self.n_folds = elpd, n_folds
 
     monkeypatch.setattr(arviz_stats.utils, "ELPDDataLOOKFold", ForFolds, raising=False)
-    found = storage.to_arviz(loo)
+    found = export.to_arviz(loo)
     assert isinstance(found, ForFolds)
     assert (found.elpd, found.n_folds) == (loo.elpd, 40)

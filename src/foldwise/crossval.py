@@ -50,6 +50,7 @@ class Settings:
     scores: tuple[str, ...]
     estimator: str
     memory: str
+    keep: tuple[str, ...]
     chains: int
     warmup: int
     batch: int
@@ -150,6 +151,7 @@ def cross_validate(
     max_draws: int = 2000,
     estimator: str = "auto",
     memory: str = "draws",
+    keep: str | tuple[str, ...] = (),
     precision: str = "float64",
     seed: int | None = None,
     progress: bool = True,
@@ -186,6 +188,9 @@ def cross_validate(
         the draws of its partner, ``"auto"`` takes the bridge wherever there is a partner.
     memory
         ``"draws"`` keeps the log score of every draw, ``"online"`` running sums only.
+    keep
+        What to store besides: ``"position"``, every draw of every fold, and ``"predictive"``, its
+        predictive draws of the test rows; ``result.to_datatree()`` gives them.
     precision
         ``"float64"``, or ``"float32"`` for accelerators without it.
     seed
@@ -209,7 +214,9 @@ def cross_validate(
         precision,
     )
     model.check()
+    kept = (keep,) if isinstance(keep, str) else tuple(keep)
     scoring.check_scores(names, model, folds, memory)
+    scoring.check_keep(kept, model, memory)
     seed = resolve_seed(seed)
     began = time.perf_counter()
     if fit is None:
@@ -217,7 +224,7 @@ def cross_validate(
     else:
         fit.check(model)
     seconds = {"fit": time.perf_counter() - began}
-    settings = Settings(names, estimator, memory, chains, warmup, batch, precision, seed)
+    settings = Settings(names, estimator, memory, kept, chains, warmup, batch, precision, seed)
     with Progress(progress) as bar:
         run = _prepare(model, folds, fit, settings, draws, seconds, bar)
         run.sample(draws, bar)
@@ -320,7 +327,7 @@ def _prepare(
     full = full_data(model, folds, fit)
     _check_batch(full, settings.batch)
     classes = scoring.classes_of(model, settings.scores, full.positions)
-    emit = scoring.emitted(settings.scores, folds, model, classes)
+    emit = scoring.emitted(settings.scores, settings.keep, folds, model, classes)
     partner, previous = _partners(folds, settings.estimator)
     bar.start("metrics of the folds")
     start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
@@ -397,7 +404,8 @@ def _no_evidence(
     row_start = folds.test_start if emit.by_row else None
     sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
     evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
-    scoring.begin(evidence, model, settings.scores, classes, settings.chains, settings.batch)
+    names, kept = settings.scores, settings.keep
+    scoring.begin(evidence, model, names, kept, classes, settings.chains, settings.batch)
     if CURVATURE.name in evidence.contributions:
         own_draws = settings.chains * draws
         evidence.full_curvature = scoring.full_curvature(evidence, model, full, own_draws)

@@ -43,8 +43,8 @@ class Evidence:
     ``full_chains`` chains after one another, ``full_rows`` the log of its mean for each test row.
     ``rungs`` are those of folds that overlap too little with the full data. For other rules than
     the log score, ``contributions`` are block sums of what each draw contributes, ``replicate`` the
-    stored predictive draws of each test row, ``observed`` its observed value,
-    ``classes`` the values that occur.
+    stored predictive draws of each test row, ``observed`` its observed value, ``classes`` those
+    that may occur. ``position`` are the folds' draws, where they are kept.
     """
 
     folds: Folds
@@ -58,6 +58,7 @@ class Evidence:
     rungs: list[Rung] = field(default_factory=list)
     contributions: dict[str, BlockSums] = field(default_factory=dict)
     replicate: Float[np.ndarray, "row chain draw"] | None = None
+    position: Float[np.ndarray, "fold chain draw d"] | None = None
     observed: Float[np.ndarray, " row"] | None = None
     classes: Float[np.ndarray, " class"] | None = None
     full_curvature: FullCurvature | None = None

@@ -236,9 +236,20 @@ class CVResult:
 
     def to_arviz(self) -> Any:
         """This result as arviz-stats' ELPDData, for ``arviz_stats.compare`` and its plots."""
-        from foldwise.storage import to_arviz
+        from foldwise.export import to_arviz
 
         return to_arviz(self)
+
+    def to_datatree(self, model: Model | None = None) -> xr.DataTree:
+        """The folds' draws that were kept, as a DataTree that ArviZ plots.
+
+        Needs ``cross_validate(..., keep=...)``: ``"position"`` gives the group ``posterior``, every
+        parameter by fold, chain and draw; ``"predictive"`` gives ``posterior_predictive`` and
+        ``observed_data``, by test row. A result loaded from a file needs its ``model`` again.
+        """
+        from foldwise.export import to_datatree
+
+        return to_datatree(self, model)
 
     def save(self, path: str | Path) -> None:
         """Write the result, and the state of its chains, to a netCDF file."""

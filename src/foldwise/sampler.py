@@ -50,13 +50,14 @@ class Emit(NamedTuple):
 
     ``by_row``: their log densities row by row. ``derivatives``: the first and second derivative of
     each row's log density by its observed value. ``replicate``: one simulated value of each row.
-    ``classes``: values of which the probability of each row is wanted.
+    ``classes``: values of which the probability of each row is wanted. ``position``: the position.
     """
 
     by_row: bool = False
     derivatives: bool = False
     replicate: bool = False
     classes: tuple[float, ...] = ()
+    position: bool = False
 
 
 class FoldData(NamedTuple):
@@ -145,6 +146,8 @@ def fold_extras(
             now = jax.random.fold_in(jax.random.wrap_key_data(key), number)
             rows = model.flat_simulate(now, q)[fold.rows[0]]
             found["replicate"] = jnp.where(fold.valid[0], rows, 0.0).astype(q.dtype)
+        if emit.position:
+            found["position"] = q
         if emit.classes:
             found["probability"] = model.flat_probabilities(q, emit.classes)[:, fold.rows[0]]
         return found

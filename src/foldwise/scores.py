@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from foldwise import logscore
 from foldwise.accumulators import BlockSums, concatenated_ranges
+from foldwise.checks import check_name
 from foldwise.diagnostics import batch_means_variance
 from foldwise.evidence import Estimate, Evidence, FullCurvature, fold_variance
 from foldwise.ladder import LEAST_OVERLAP
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from foldwise.model import Model
     from foldwise.tuning import FullData
 
+KEEP = ("position", "predictive")
 # The partner's side of the Hyvarinen score, where the partner is another fold.
 _PASSED = "curvature_passed"
 # Values of stored predictive draws that are worked on at once: about 32 MB an array.
@@ -71,9 +73,13 @@ def contributions_of(names: Iterable[str], folds: Folds) -> list[Contribution]:
 
 
 def emitted(
-    names: tuple[str, ...], folds: Folds, model: Model, classes: Float[np.ndarray, " class"]
+    names: tuple[str, ...],
+    keep: tuple[str, ...],
+    folds: Folds,
+    model: Model,
+    classes: Float[np.ndarray, " class"],
 ) -> Emit:
-    """What the program must record of each draw for the scores ``names``.
+    """What the program must record of each draw for the scores ``names`` and for ``keep``.
 
     Probabilities of classes come from ``row_log_density`` where there is one: they have less noise
     than counts of predictive draws.
@@ -85,8 +91,9 @@ def emitted(
     return Emit(
         by_row=rows and int(folds.n_test.max()) > 1,
         derivatives=any(c.needs == "row_log_density" for c in needed),
-        replicate=simulated or (CLASSES in needed and not by_density),
+        replicate=simulated or "predictive" in keep or (CLASSES in needed and not by_density),
         classes=tuple(classes.tolist()) if by_density else (),
+        position="position" in keep,
     )
 
 
@@ -117,6 +124,18 @@ def check_scores(names: tuple[str, ...], model: Model, folds: Folds, memory: str
             "energy scores test sets of several rows jointly, but every fold tests a single row; "
             "use crps, which is the same there"
         )
+
+
+def check_keep(keep: tuple[str, ...], model: Model, memory: str) -> None:
+    """Raise unless what is to be kept is known and can be."""
+    for name in keep:
+        check_name("keep", name, KEEP)
+    if keep and memory == "online":
+        raise ValueError(
+            f'keep={keep} stores draws, but memory="online" keeps none; use memory="draws"'
+        )
+    if "predictive" in keep:
+        _check_simulates("predictive", model)
 
 
 def _check_simulates(name: str, model: Model) -> None:
@@ -186,14 +205,19 @@ def begin(
     evidence: Evidence,
     model: Model,
     names: tuple[str, ...],
+    keep: tuple[str, ...],
     classes: Float[np.ndarray, " class"],
     chains: int,
     batch: int,
 ) -> None:
-    """Prepare ``evidence`` for what the scores ``names`` need."""
+    """Prepare ``evidence`` for what the scores ``names`` need, and for what is kept."""
     folds = evidence.folds
     needed = contributions_of(names, folds)
-    if not needed:
+    if "position" in keep:
+        evidence.position = np.empty((len(folds), chains, 0, model.dimension))
+    if "predictive" in keep:
+        evidence.replicate = np.empty((len(folds.test_rows), chains, 0))
+    if not needed and "predictive" not in keep:
         return
     evidence.observed = np.asarray(model.y)[folds.test_rows].astype(float)
     evidence.classes = classes
@@ -209,7 +233,10 @@ def begin(
 
 
 def make_room(evidence: Evidence, draws: int) -> None:
-    """Room for ``draws`` more stored predictive draws."""
+    """Room for ``draws`` more stored predictive draws and positions."""
+    if evidence.position is not None:
+        more = np.empty((*evidence.position.shape[:2], draws, evidence.position.shape[3]))
+        evidence.position = np.concatenate([evidence.position, more], axis=2)
     if evidence.replicate is not None:
         room = np.empty((*evidence.replicate.shape[:2], draws))
         evidence.replicate = np.concatenate([evidence.replicate, room], axis=2)
@@ -226,14 +253,17 @@ def record(
 
     Call it before the draws are added to ``evidence.sums``, whose count says where they go.
     """
+    folds, first = evidence.folds, int(evidence.sums.draws[members[0]])
+    part = slice(first, first + joint.shape[2])
+    if evidence.position is not None:
+        evidence.position[members, :, part] = extras["position"]
+    extras = {name: values for name, values in extras.items() if name != "position"}
     if not extras:
         return
-    folds, first = evidence.folds, int(evidence.sums.draws[members[0]])
     entries = concatenated_ranges(folds.test_start, members)
     by_row = {name: _by_row(name, values, folds.n_test[members]) for name, values in extras.items()}
     drawn = _drawn(evidence, members, by_row)
     if evidence.replicate is not None:
-        part = slice(first, first + joint.shape[2])
         evidence.replicate[entries, :, part] = by_row["replicate"]
     for contribution in _online(evidence):
         log_weight = None

@@ -1,4 +1,4 @@
-"""Results as files, joined, and handed to arviz.
+"""Results as files, and joined.
 
 A saved result is one netCDF-4 file, which xarray, R, Julia and ncdump read alike::
 
@@ -35,7 +35,7 @@ from jaxtyping import Float, Int
 
 from foldwise.accumulators import BlockSums, RunningSums
 from foldwise.crossval import Run, Settings
-from foldwise.diagnostics import PARETO_LIMIT, Mixing, fold_status, series_variance
+from foldwise.diagnostics import Mixing, fold_status, series_variance
 from foldwise.evidence import Evidence, FullCurvature
 from foldwise.fit import Fit, evaluate_rows
 from foldwise.folds import Folds
@@ -43,7 +43,7 @@ from foldwise.kernel import StepSize
 from foldwise.ladder import Rung
 from foldwise.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
 from foldwise.model import Model
-from foldwise.results import CVResult, Score, finish_score, units
+from foldwise.results import CVResult, Score, finish_score
 from foldwise.rules import LOG_SCORES
 from foldwise.sampler import PILOTS, Emit, Sampler
 from foldwise.tuning import Locals
@@ -792,52 +792,3 @@ def _merge_draws(
         return None
     dims = ("fold", "chain", "draw")
     return xr.DataArray(np.concatenate(kept)[order], {"fold": names}, dims, name="log_score")
-
-
-# ---------------------------------------------------------------- arviz
-
-
-def to_arviz(result: CVResult) -> Any:
-    """The result's log score as arviz-stats' ELPDData, for ``arviz_stats.compare``.
-
-    Its units are folds for a joint score, test rows for a score by row; a row's Pareto k is the
-    largest of the folds that test it. Folds whose score is not a number are left out.
-    """
-    import arviz_stats.utils
-
-    score = next((s for name, s in result.scores.items() if name in LOG_SCORES), None)
-    if score is None:
-        have = ", ".join(result.scores)
-        raise ValueError(
-            f"arviz takes log scores, but this result has {have}; run cross_validate with "
-            '"log" or "log_pointwise" among its scores'
-        )
-    table = score.folds
-    used = np.isfinite(table["elpd"].values)
-    tail = table["pareto_k"].values[used]
-    names = {"fold": table["fold"].values[used]}
-    if score.rows is not None:
-        keep = np.repeat(used, table["n_test"].values)
-        rows, inverse = np.unique(score.rows["row"].values[keep], return_inverse=True)
-        by_entry = np.repeat(tail, table["n_test"].values[used])
-        tail = np.full(len(rows), np.nan)
-        np.fmax.at(tail, inverse, by_entry)
-        names = {"row": rows}
-    values = units(table, score.rows, used)
-    (dim,) = names
-    content = {
-        "elpd": score.total,
-        "se": score.se,
-        "p": score.p,
-        "n_samples": result.info["chains"] * result.info["draws"],
-        "n_data_points": len(values),
-        "scale": "log",
-        "warning": bool((table["status"].values != "fine").any()),
-        "good_k": PARETO_LIMIT,
-        "elpd_i": xr.DataArray(values, names, (dim,), name="elpd_i"),
-        "pareto_k": xr.DataArray(tail, names, (dim,), name="pareto_k"),
-        "n_folds": int(used.sum()),
-    }
-    if hasattr(arviz_stats.utils, "ELPDDataLOOKFold"):
-        return arviz_stats.utils.ELPDDataLOOKFold(**content)
-    return arviz_stats.utils.ELPDData(kind="loo_kfold", **content)
