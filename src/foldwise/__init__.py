@@ -4,6 +4,7 @@ from foldwise.adapters.numpyro import from_numpyro
 from foldwise.adapters.pymc import from_bambi, from_pymc
 from foldwise.compare import Comparison, compare
 from foldwise.crossval import cross_validate
+from foldwise.family import ModelFamily, model_family
 from foldwise.fit import Fit, fit
 from foldwise.folds import (
     Folds,
@@ -30,6 +31,7 @@ __all__ = [
     "Fit",
     "Folds",
     "Model",
+    "ModelFamily",
     "compare",
     "cross_validate",
     "fit",
@@ -48,6 +50,7 @@ __all__ = [
     "leave_one_out",
     "load",
     "merge",
+    "model_family",
     "spatial_block",
     "stratified_k_fold",
 ]

@@ -4,6 +4,7 @@ import time
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,6 +14,7 @@ from foldwise.accumulators import GRID, RunningSums
 from foldwise.checks import check_count, check_name, resolve_seed
 from foldwise.diagnostics import batch_means_variance
 from foldwise.evidence import Evidence
+from foldwise.family import ModelFamily
 from foldwise.fit import Fit, full_data_fit
 from foldwise.folds import Folds
 from foldwise.ladder import LEAST_OVERLAP, climb
@@ -138,8 +140,18 @@ class Run:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
+@overload
+def cross_validate(model: Model, folds: Folds, *args: Any, **kwargs: Any) -> CVResult: ...
+
+
+@overload
 def cross_validate(
-    model: Model,
+    model: ModelFamily, folds: Folds, *args: Any, **kwargs: Any
+) -> dict[str, CVResult]: ...
+
+
+def cross_validate(
+    model: Model | ModelFamily,
     folds: Folds,
     fit: Fit | None = None,
     scores: str | tuple[str, ...] | None = None,
@@ -155,7 +167,7 @@ def cross_validate(
     precision: str = "float64",
     seed: int | None = None,
     progress: bool = True,
-) -> CVResult:
+) -> CVResult | dict[str, CVResult]:
     """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
 
     Samples the posterior of every fold, all chains of all folds in lock-step, from starting
@@ -165,7 +177,8 @@ def cross_validate(
     Parameters
     ----------
     model, folds
-        What to cross-validate, and which rows each fold leaves out.
+        What to cross-validate, and which rows each fold leaves out. For a family of models
+        (``model_family``) the answer is a dict of results by name.
     fit
         Full-data fit of this model; made here when left out.
     scores
@@ -198,6 +211,9 @@ def cross_validate(
     progress
         Whether to show a progress bar.
     """
+    if isinstance(model, ModelFamily):
+        arguments = {name: value for name, value in locals().items() if name != "model"}
+        return _cross_validate_family(model, **arguments)
     names = _check_arguments(
         model,
         folds,
@@ -231,6 +247,19 @@ def cross_validate(
         if target_mcse is not None:
             _run_to_target(run, target_mcse, max_draws, bar)
     return summarise(run)
+
+
+def _cross_validate_family(
+    family: ModelFamily, fit: None, seed: int | None, **arguments: Any
+) -> dict[str, CVResult]:
+    """Results of all members by name, each with a seed of its own."""
+    if fit is not None:
+        raise ValueError("each model of a family has a fit of its own, made here; leave fit out")
+    seeds = np.random.SeedSequence(resolve_seed(seed)).generate_state(len(family))
+    return {
+        str(member.name): cross_validate(member, seed=int(own), **arguments)
+        for member, own in zip(family, seeds, strict=True)
+    }
 
 
 def _check_arguments(

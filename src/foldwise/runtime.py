@@ -142,11 +142,36 @@ def compiled(
     shared: Any,
     precision: str = "float64",
     *variant: object,
-) -> Program:
+) -> Callable[[Any, Any], Any]:
     """The program of ``function`` for arguments of these shapes, kept with the model it is of.
 
-    Two functions with the same name and ``variant`` must be the same function of ``owner``.
+    Two functions with the same name and ``variant`` must be the same function of ``owner``. The
+    members of a family share their programs, which take the selection as data.
     """
+    selection = owner.__dict__.get("selection")
+    if selection is not None:
+        whole = function
+
+        def function_of_selection(sharded: Any, both: tuple[Any, Any]) -> Any:
+            with owner.selected(both[1]):
+                return whole(sharded, both[0])
+
+        function_of_selection.__qualname__ = whole.__qualname__
+        program = _cached(
+            owner, function_of_selection, sharded, (shared, selection), precision, variant
+        )
+        return lambda sharded, shared: program(sharded, (shared, selection))
+    return _cached(owner, function, sharded, shared, precision, variant)
+
+
+def _cached(
+    owner: Any,
+    function: Callable[[Any, Any], Any],
+    sharded: Any,
+    shared: Any,
+    precision: str,
+    variant: tuple[object, ...],
+) -> Program:
     programs = owner.__dict__.setdefault("_programs", {})
     leaves, tree = jax.tree.flatten((sharded, shared))
     shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in leaves)

@@ -18,7 +18,7 @@ from foldwise.folds import Folds
 from foldwise.kernel import ChainState, Density, StepSize, hmc_step
 from foldwise.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
 from foldwise.model import Model
-from foldwise.runtime import Program, compiled, lanes
+from foldwise.runtime import compiled, lanes
 
 # Iterations per call of the compiled program: short enough for a lively progress bar and a quick
 # answer to Ctrl-C, long enough that calls cost nothing.
@@ -327,7 +327,7 @@ class Sampler:
         twin.steps = _same_steps(self.step_size, len(members), self.precision)
         return twin
 
-    def compile(self) -> Program:
+    def compile(self) -> Callable[[Any, Any], Any]:
         """The compiled program, made on the first call."""
         block = (self._state(np.zeros(self.block, int)), self._pilots(0)[1])
         model, emit = self.model, self.emit
@@ -366,7 +366,11 @@ class Sampler:
         self.done = last
 
     def _run_block(
-        self, program: Program, members: Int[np.ndarray, " fold"], first: int, last: int
+        self,
+        program: Callable[[Any, Any], Any],
+        members: Int[np.ndarray, " fold"],
+        first: int,
+        last: int,
     ) -> Iterator[tuple[Int[np.ndarray, " fold"], Segment, int]]:
         padded = np.resize(members, self.block)
         state, data = self._state(padded), self._data(padded)

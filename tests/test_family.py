@@ -1,0 +1,128 @@
+"""Families of models: exact answers for every subset, programs that are compiled once."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import foldwise as fw
+from foldwise import runtime
+
+SUBSETS = [(1, *rest) for rest in product([0, 1], repeat=2)]
+
+
+def regression_family(problem, subsets=SUBSETS, **arguments):
+    """The regression with some of its covariates; an intercept always."""
+    X, noise = problem.X[:, :3], problem.noise
+
+    def row_log_density(beta, y, selection):
+        z = (y - X @ (selection * beta)) / noise
+        return -0.5 * z**2 - jnp.log(noise) - 0.5 * jnp.log(2 * jnp.pi)
+
+    def simulate(key, beta, selection):
+        return X @ (selection * beta) + noise * jax.random.normal(key, (len(X),))
+
+    return fw.model_family(
+        lambda beta, selection: -0.5 * jnp.sum((beta / problem.prior[:3]) ** 2),
+        None,
+        np.zeros(3),
+        len(X),
+        subsets,
+        simulate=simulate,
+        row_log_density=row_log_density,
+        y=problem.y,
+        **arguments,
+    )
+
+
+def exact(problem, subset):
+    """The same regression without the covariates that are not selected."""
+    X = problem.X[:, :3][:, np.array(subset) == 1]
+    return problems.LinearProblem(
+        X, problem.y, problem.noise, problem.prior[: X.shape[1]], problem.folds, "subset"
+    )
+
+
+@pytest.fixture(scope="module")
+def found(seed):
+    problem = problems.five_fold()
+    family = regression_family(problem)
+    made = []
+    original = runtime.Program
+
+    def counting(*arguments):
+        made.append(arguments[0].__qualname__)
+        return original(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "Program", counting)
+        first = fw.cross_validate(family[:1], problem.folds, seed=seed, progress=False)
+        alone = len(made)
+        results = fw.cross_validate(
+            family, problem.folds, scores=("log", "crps"), seed=seed, progress=False
+        )
+        # another score needs another program of the folds; the other members need none
+        assert len(made) == alone + 1
+    return problem, family, results, first
+
+
+def test_every_member_is_exact(found):
+    problem, family, results, _ = found
+    assert list(results) == ["1 0 0", "1 0 1", "1 1 0", "1 1 1"] == [m.name for m in family]
+    for subset, result in zip(SUBSETS, results.values(), strict=True):
+        truth = exact(problem, subset)
+        for score in ("log", "crps"):
+            one = result.score(score)
+            assert abs(one.total - truth.exact_total(score)) < 4 * one.mcse
+    assert len({result.info["seed"] for result in results.values()}) == 4
+    assert len({result.info["fit_seed"] for result in results.values()}) == 4
+
+
+def test_parameters_that_are_left_out_keep_their_prior(found):
+    problem, _, results, _ = found
+    fit = results["1 0 0"].run.fit
+    sd = fit.flat.std(axis=0)
+    np.testing.assert_allclose(sd[1:], problem.prior[1:3], rtol=0.1)
+    assert sd[0] < 0.1 * problem.prior[0]
+
+
+def test_comparison_of_all(found):
+    problem, _, results, _ = found
+    table = fw.compare(results).table
+    truth = {
+        name: exact(problem, s).exact_total("log") for name, s in zip(results, SUBSETS, strict=True)
+    }
+    order = sorted(truth, key=lambda name: -truth[name])
+    assert table.index[0] == order[0] and set(table.index) == set(truth)
+    assert table["elpd"].to_dict() == pytest.approx(truth, abs=1.0)
+
+
+def test_members_are_extended_and_reloaded(found, tmp_path):
+    _, family, results, first = found
+    result = first["1 0 0"]
+    result.save(tmp_path / "member.nc")
+    longer = fw.load(tmp_path / "member.nc").extend(30, model=family[0], progress=False)
+    assert longer.elpd == pytest.approx(result.extend(30, progress=False).elpd, rel=1e-12)
+    with pytest.raises(ValueError, match="only be extended with its own model"):
+        fw.load(tmp_path / "member.nc").extend(30, model=family[3], progress=False)
+
+
+def test_refusals():
+    problem = problems.five_fold()
+    with pytest.raises(ValueError, match="at least one selection"):
+        regression_family(problem, [])
+    with pytest.raises(ValueError, match=r"same shape, but selection 0 has \(3,\) and selection 1"):
+        regression_family(problem, [[1, 0, 0], [1, 0]])
+    with pytest.raises(ValueError, match="finite numbers, but selection 1"):
+        regression_family(problem, [[1, 0, 0], [1, np.nan, 0]])
+    with pytest.raises(ValueError, match="1 names for 4 selections"):
+        regression_family(problem, names=["one"])
+    with pytest.raises(ValueError, match="names must be distinct, got a, a, b, c"):
+        regression_family(problem, names=["a", "a", "b", "c"])
+    family = regression_family(problem)
+    with pytest.raises(ValueError, match="has a fit of its own"):
+        fw.cross_validate(family, problem.folds, fit=1)
+    assert "ModelFamily of 4 models: 1 0 0, 1 0 1" in repr(family)
