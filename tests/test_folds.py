@@ -374,6 +374,48 @@ def test_pandas_columns():
         from_labels(pd.Series([2, 1, None], dtype="Int64"))
 
 
+def test_polars_columns():
+    pl = pytest.importorskip("polars")
+    folds = leave_group_out(pl.Series(["b", "a", "b"]))
+    assert folds.names.tolist() == ["a", "b"]
+    assert sets(folds) == [({0, 2}, {1}), ({1}, {0, 2})]
+    assert from_labels(pl.Series([2, 1, 2])).names.tolist() == [1, 2]
+    assert len(stratified_k_fold(pl.Series([0, 1] * 4), 2)) == 2
+    with pytest.raises(ValueError, match="no missing values, but row 1 has one"):
+        leave_group_out(pl.Series(["b", None, "b"]))
+    frame = pl.DataFrame({"x": [0.0, 1.0, 8.0, 9.0], "y": [0.0, 0.0, 1.0, 1.0]})
+    assert sets(spatial_block(frame, 2)) == sets(spatial_block(frame.to_numpy(), 2))
+    days = pl.Series(["2024-01-01", "2024-01-02", "2024-01-03"]).str.to_date()
+    names = leave_future_out(days, 1).names
+    assert [str(name)[:10] for name in names] == ["2024-01-02", "2024-01-03"]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, "pandas"])
+def test_rows_named_by_time(kind):
+    pd = pytest.importorskip("pandas")
+    times = [f"2024-{month:02}" for month in range(1, 8)]
+    column = pd.Series(times) if kind == "pandas" else kind(times)
+    for scheme, arguments in (
+        (leave_future_out, (3, 2)),
+        (h_block, (1,)),
+        (hv_block, (1, 1)),
+        (leave_one_out, ()),
+    ):
+        named, numbered = scheme(column, *arguments), scheme(7, *arguments)
+        assert sets(named) == sets(numbered) and named.scheme == numbered.scheme
+        assert named.names.tolist() == [times[k] for k in numbered.names]
+    with pytest.raises(ValueError, match="order of time, but row 1 has 3 and row 2 2; sort"):
+        leave_future_out([1, 3, 2, 4], 1)
+    with pytest.raises(ValueError, match="distinct, but 3 rows have 2; use leave_group_out"):
+        leave_one_out(["a", "b", "a"])
+
+
+def test_dates_name_folds_in_tables():
+    days = np.arange("2024-01-01", "2024-01-09", dtype="datetime64[D]")
+    folds = leave_future_out(days, 5)
+    assert folds.names.dtype.kind == "M" and str(folds.names[0]) == "2024-01-06"
+
+
 # Time
 
 
@@ -529,6 +571,8 @@ def test_from_splitter_agrees_with_scikit_learn(as_list):
         (selection.TimeSeriesSplit(3, gap=1), {}),
         (selection.LeaveOneGroupOut(), {"groups": GROUPS}),
         (selection.StratifiedKFold(2), {"y": LABELS}),
+        (selection.StratifiedGroupKFold(2), {"y": LABELS, "groups": GROUPS}),
+        (selection.LeavePGroupsOut(2), {"groups": GROUPS}),
         (selection.RepeatedKFold(n_splits=3, n_repeats=2, random_state=SEED), {}),
     ]
     for splitter, inputs in splitters:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -241,11 +241,12 @@ class Folds:
 # Schemes over exchangeable rows
 
 
-def leave_one_out(n: int) -> Folds:
+def leave_one_out(n: int | ArrayLike) -> Folds:
     """Leave-one-out: fold i tests row i and trains on all other rows.
 
     For rows that are exchangeable given the model, when a new row of the same kind is to be
-    predicted. There are n folds, named by the row.
+    predicted. There are n folds, named by the row, or by its label if the rows' labels are given
+    instead of their number.
 
     >>> for train, test in leave_one_out(3):
     ...     print(train, test)
@@ -253,8 +254,13 @@ def leave_one_out(n: int) -> Folds:
     [0 2] [1]
     [0 1] [2]
     """
-    n = _integer(n, "n", 2)
-    return _partition(np.arange(n), np.arange(n), f"leave_one_out, n={n}")
+    n, labels = _rows(n, "n")
+    if labels is not None and len(np.unique(labels)) < n:
+        raise ValueError(
+            f"labels of rows must be distinct, but {n} rows have {len(np.unique(labels))}; use "
+            "leave_group_out for rows that belong together"
+        )
+    return _named(_partition(np.arange(n), np.arange(n), f"leave_one_out, n={n}"), labels)
 
 
 def k_fold(n: int, k: int, seed: int = 0) -> Folds:
@@ -379,14 +385,20 @@ def group_k_fold(groups: ArrayLike, k: int, seed: int = 0) -> Folds:
 
 
 def leave_future_out(
-    n: int, start: int, horizon: int = 1, step: int = 1, window: int | None = None, gap: int = 0
+    n: int | ArrayLike,
+    start: int,
+    horizon: int = 1,
+    step: int = 1,
+    window: int | None = None,
+    gap: int = 0,
 ) -> Folds:
     """Leave-future-out: train on the rows before an origin, test the rows that follow it.
 
     Origins are t = start, start + step, ...; the fold of origin t, named t, trains on rows
     [max(0, t - window), t) (from row 0 if window is None) and tests rows
     [t + gap, t + gap + horizon). Only complete folds are made: t + gap + horizon <= n. For
-    forecasts of a time series whose rows are in time order.
+    forecasts of a time series whose rows are in time order. With the rows' times instead of their
+    number, a fold is named by the time of its origin.
 
     References: Buerkner, Gabry and Vehtari (2020), Approximate leave-future-out cross-validation
     for Bayesian time series models.
@@ -397,7 +409,7 @@ def leave_future_out(
     [0 1 2] [3 4]
     [0 1 2 3] [4 5]
     """
-    n = _integer(n, "n", 2)
+    n, times = _rows(n, "n", in_order=True)
     start, horizon = _integer(start, "start", 1), _integer(horizon, "horizon", 1)
     step, gap = _integer(step, "step", 1), _integer(gap, "gap", 0)
     if start + gap + horizon > n:
@@ -413,11 +425,13 @@ def leave_future_out(
     scheme += f", window={window}, gap={gap}"
     nothing = np.zeros(len(origins) + 1, dtype=np.int64), np.zeros(0, dtype=np.int64)
     test = _ranges(origins + gap, origins + gap + horizon)
-    return _make(n, origins, test, (earliest, origins), nothing, scheme)
+    return _named(_make(n, origins, test, (earliest, origins), nothing, scheme), times)
 
 
-def h_block(n: int, h: int) -> Folds:
+def h_block(n: int | ArrayLike, h: int) -> Folds:
     """h-block: fold i tests row i and drops the h rows on either side of it.
+
+    Folds are named by the row, or by its time if the rows' times are given instead of their number.
 
     The buffer is clipped at the ends of the data. For a stationary time series with short
     memory. Masking a row does not remove it from the lags of later rows: if the model conditions
@@ -434,14 +448,15 @@ def h_block(n: int, h: int) -> Folds:
     [0 1] [3]
     [0 1 2] [4]
     """
-    n, h = _integer(n, "n", 2), _integer(h, "h", 0)
-    return _blocks(n, h, 0, f"h_block, n={n}, h={h}")
+    (n, times), h = _rows(n, "n", in_order=True), _integer(h, "h", 0)
+    return _named(_blocks(n, h, 0, f"h_block, n={n}, h={h}"), times)
 
 
-def hv_block(n: int, h: int, v: int) -> Folds:
+def hv_block(n: int | ArrayLike, h: int, v: int) -> Folds:
     """hv-block: test the rows i-v to i+v around each centre i, drop h more rows on either side.
 
-    The centres are i = v, ..., n - v - 1, so there are n - 2v folds, named by the centre; the
+    The centres are i = v, ..., n - v - 1, so there are n - 2v folds, named by the centre (or by its
+    time, if the rows' times are given instead of their number); the
     buffer is clipped at the ends of the data. A row is tested in up to 2v + 1 folds, each with
     weight 1. For a stationary time series when models are compared (v > 0 makes the choice
     consistent). Masking a row does not remove it from the lags of later rows: if the model
@@ -459,8 +474,9 @@ def hv_block(n: int, h: int, v: int) -> Folds:
     [0 1] [3 4 5]
     [0 1 2] [4 5 6]
     """
-    n, h, v = _integer(n, "n", 2), _integer(h, "h", 0), _integer(v, "v", 0)
-    return _blocks(n, h, v, f"hv_block, n={n}, h={h}, v={v}")
+    n, times = _rows(n, "n", in_order=True)
+    h, v = _integer(h, "h", 0), _integer(v, "v", 0)
+    return _named(_blocks(n, h, v, f"hv_block, n={n}, h={h}, v={v}"), times)
 
 
 def spatial_block(coordinates: ArrayLike, k: int, buffer: float = 0.0, seed: int = 0) -> Folds:
@@ -841,6 +857,27 @@ def _groups(values: ArrayLike, what: str) -> tuple[np.ndarray, np.ndarray]:
             f"on, but all {len(codes)} rows have {names[0]}"
         )
     return names, codes
+
+
+def _named(folds: Folds, labels: np.ndarray | None) -> Folds:
+    """Folds that are named by numbers of rows, named by the rows' labels where there are any."""
+    return folds if labels is None else replace(folds, names=labels[folds.names])
+
+
+def _rows(n: Any, what: str, in_order: bool = False) -> tuple[int, np.ndarray | None]:
+    """Number of rows, and their labels if these are given instead."""
+    if np.ndim(n) == 0:
+        return _integer(n, what, 2), None
+    labels = _labels(n, what)
+    if len(labels) < 2:
+        raise ValueError(f"there must be at least 2 rows, but {len(labels)} labels were given")
+    if in_order and not (labels[:-1] <= labels[1:]).all():
+        row = int(np.flatnonzero(~(labels[:-1] <= labels[1:]))[0])
+        raise ValueError(
+            f"rows must be in the order of time, but row {row} has {labels[row]} and row {row + 1} "
+            f"{labels[row + 1]}; sort the data by time first"
+        )
+    return len(labels), labels
 
 
 def _labels(values: ArrayLike, what: str) -> np.ndarray:
