@@ -25,6 +25,7 @@ bench: .venv/installed-dev
 	$(BIN)/python bench/calibration.py
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/scores.py
+	$(BIN)/python bench/family.py
 	$(BIN)/python bench/adapters.py
 	$(BIN)/python bench/wells.py
 
