@@ -1,4 +1,4 @@
-"""All subsets of the demo's covariates: 16 models x 50 folds = 800 posteriors, programs compiled once.
+"""All subsets of the demo's covariates: 16 models x 50 folds in programs compiled once.
 
 Prints the comparison of all 16, wall time, how many programs were compiled in all and how many
 for the first model, and the full model's score beside that of the demo's own model, which must
@@ -66,8 +66,8 @@ def main():
     seconds = time.perf_counter() - began
     runtime.Program = original
     print(fw.compare(results))
-    print(f"\n{len(results)} models x {len(folds)} folds = {len(results) * len(folds)} posteriors in "
-          f"{seconds:.0f} s, the first model {first_seconds:.0f} s; {len(made)} programs compiled, "
+    print(f"\n{len(results)} models x {len(folds)} folds = {len(results) * len(folds)} posteriors "
+          f"in {seconds:.0f} s, the first model {first_seconds:.0f} s; {len(made)} programs compiled, "
           f"{first} of them for the first model")  # fmt: skip
     alone = fw.cross_validate(toy.model(data, 4, "A"), folds, seed=3, progress=False)
     whole = results["x0+x1+x2+x3"]
