@@ -66,9 +66,12 @@ def main():
     seconds = time.perf_counter() - began
     runtime.Program = original
     print(fw.compare(results))
-    print(f"\n{len(results)} models x {len(folds)} folds = {len(results) * len(folds)} posteriors "
-          f"in {seconds:.0f} s, the first model {first_seconds:.0f} s; {len(made)} programs compiled, "
-          f"{first} of them for the first model")  # fmt: skip
+    count = len(results) * len(folds)
+    print(
+        f"\n{len(results)} models x {len(folds)} folds = {count} posteriors in {seconds:.0f} s, "
+        f"the first model {first_seconds:.0f} s; {len(made)} programs compiled, {first} of them "
+        "for the first model"
+    )
     alone = fw.cross_validate(toy.model(data, 4, "A"), folds, seed=3, progress=False)
     whole = results["x0+x1+x2+x3"]
     z = (whole.elpd - alone.elpd) / np.hypot(whole.mcse, alone.mcse)
