@@ -1,6 +1,8 @@
 """Models of other packages: the same densities and scores, fits that are used, clear refusals."""
 
 import importlib
+import os
+import subprocess
 import sys
 from unittest import mock
 
@@ -287,6 +289,22 @@ def test_draws_outside_the_support(mcmc):
         ValueError, match="inside the support of the model's parameters, but 800 of"
     ):
         fw.Fit.from_arviz(model, xr.Dataset(draws))
+
+
+def test_pymc_leaves_the_number_of_devices_alone():
+    code = """
+import foldwise as fw, pymc as pm, numpy as np, jax, os
+with pm.Model() as model:
+    pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.zeros(3))
+fw.from_pymc(model)
+print(os.environ.get("XLA_FLAGS"), jax.local_device_count())
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment["FOLDWISE_DEVICES"] = "2"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert out.stdout.split() == ["None", "2"]
 
 
 # ---------------------------------------------------------------- refusals

@@ -6,6 +6,8 @@ how long it will be. The block sums serve the estimate, batch means, R-hat and i
 benchmark alike; ``memory="draws"`` keeps every draw besides and changes nothing else.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +74,7 @@ class RunningSums:
         batch: int,
         row_start: Int[np.ndarray, " fold1"] | None = None,
         nodes: Float[np.ndarray, "fold target node"] | None = None,
-    ) -> "RunningSums":
+    ) -> RunningSums:
         """Sums before the first draw."""
         blocks = (folds, chains, BLOCKS)
         sums = cls(
@@ -219,7 +221,7 @@ class BlockSums:
     shift: Float[np.ndarray, " unit"]
 
     @classmethod
-    def empty(cls, start: Int[np.ndarray, " fold1"], chains: int, batch: int) -> "BlockSums":
+    def empty(cls, start: Int[np.ndarray, " fold1"], chains: int, batch: int) -> BlockSums:
         """Sums before the first draw; features and blocks are added as they come."""
         units = int(start[-1])
         draws = np.zeros(len(start) - 1, np.int64)

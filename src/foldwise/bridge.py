@@ -15,6 +15,8 @@ over partner draws of f1 / mean(f1) - 1, for f0, f1 the two averaged terms; to s
 bias is -v0 / 2 + v1 / 2, for v0, v1 the Monte Carlo variances of these two means.
 """
 
+from __future__ import annotations
+
 import numpy as np
 from jaxtyping import Float
 

@@ -1,5 +1,7 @@
 """cross_validate: the workflow, in order."""
 
+from __future__ import annotations
+
 import time
 import warnings
 from copy import deepcopy
@@ -77,7 +79,7 @@ class Run:
     moves: Int[np.ndarray, "fold chain"]
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def copy(self) -> "Run":
+    def copy(self) -> Run:
         """A run that goes on from here and leaves this one as it is."""
         evidence = replace(
             self.evidence,

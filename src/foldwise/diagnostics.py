@@ -1,5 +1,7 @@
 """Monte Carlo error, effective sample size, R-hat and its benchmark, tails, status by fold."""
 
+from __future__ import annotations
+
 from contextlib import suppress
 from dataclasses import dataclass
 

@@ -5,6 +5,8 @@ anew for each iteration, so that no lane idles and no orbit is periodic. Step si
 belong to the fold.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

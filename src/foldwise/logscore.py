@@ -1,5 +1,7 @@
 """The log score from what the chains recorded: estimates, Monte Carlo errors, effective draws."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

@@ -10,6 +10,8 @@ the scale of their prior (:func:`near_metric`). Folds that train on few rows get
 curvature of their log density where their chains are (:func:`far_metric`).
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp

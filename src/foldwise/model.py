@@ -1,5 +1,7 @@
 """A Bayesian model as pure JAX functions of an unconstrained position."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,6 +5,8 @@ them some iterations further; nothing else samples the folds. Warm-up, sampling,
 extensions are all calls of one compiled program.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any, NamedTuple
@@ -302,7 +304,7 @@ class Sampler:
         self.block = block_size(model.n_obs, len(folds), start.shape[1])
         self.width, self.targets = int(folds.n_test.max()), 1 + int((previous >= 0).any())
 
-    def copy(self) -> "Sampler":
+    def copy(self) -> Sampler:
         """A sampler that goes on from the same state and leaves this one as it is."""
         twin = copy(self)
         twin.position = self.position.copy()
@@ -317,7 +319,7 @@ class Sampler:
         metric: Metric,
         start: Float[np.ndarray, "member chain d"],
         rung: int,
-    ) -> "Sampler":
+    ) -> Sampler:
         """A sampler of the same program for rungs of some folds, with chains of their own."""
         twin = copy(self)
         twin.folds, twin.previous = self.folds[members], np.full(len(members), -1)

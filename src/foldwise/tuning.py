@@ -1,5 +1,7 @@
 """What the folds take from the full-data fit: partner draws, starting points, metrics."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -83,15 +85,24 @@ def from_bambi(model: Any) -> Model:
 
 
 def _jaxified(model: Any, inputs: list[Any], outputs: list[Any]) -> Callable[..., Any]:
-    from pymc.sampling.jax import get_jaxified_graph
-
     try:
-        return get_jaxified_graph(inputs=inputs, outputs=outputs)
+        return _pymc_jax().get_jaxified_graph(inputs=inputs, outputs=outputs)
     except NotImplementedError as error:
         raise ValueError(
             f"the PyMC model {model.name!r} must be one that PyMC can convert to JAX, but a part "
             f"of it has no JAX version: {str(error).splitlines()[0]}; replace that operation"
         ) from error
+
+
+def _pymc_jax() -> Any:
+    """The module pymc.sampling.jax, without the 100 CPU devices that importing it asks XLA for."""
+    flags = os.environ.get("XLA_FLAGS")
+    module = import_module("pymc.sampling.jax")
+    if flags is None:
+        os.environ.pop("XLA_FLAGS", None)
+    else:
+        os.environ["XLA_FLAGS"] = flags
+    return module
 
 
 def _log_prior(model: Any, rv: Any) -> Any:
