@@ -1,5 +1,6 @@
 """Chains belong to their fold: neither grouping, nor lanes, nor stopping changes them."""
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -168,3 +169,43 @@ def test_devices_threads_and_one_core_agree(lanes_output):
     assert devices[:2] == (2, 2) and threads[:2] == (1, 2) and single[:2] == (1, 1)
     assert threads[2] == pytest.approx(devices[2], abs=1e-6)
     assert single[2] == pytest.approx(devices[2], abs=1e-6)
+
+
+CHOLESKY = """
+{before}
+import faulthandler
+faulthandler.dump_traceback_later(100, exit=True)
+import jax, jax.numpy as jnp, numpy as np
+import foldwise as fw
+near = np.exp(-0.5 * (np.arange(12)[:, None] - np.arange(12)) ** 2)
+y = np.linspace(-1, 1, 12)
+
+def rows(q):
+    root = jnp.linalg.cholesky(jnp.exp(q[0]) * near + 0.1 * jnp.eye(12))
+    return -0.5 * (y - root @ q[1:]) ** 2
+
+model = fw.Model(lambda q: -0.5 * jnp.sum(q**2), rows, np.zeros(13), 12)
+fit = fw.fit(model, draws=100, warmup=100, seed=1, progress=False)
+found = fw.cross_validate(model, fw.k_fold(12, 4), fit, seed=1, progress=False)
+print(jax.local_device_count(), found.elpd)
+"""
+
+
+def test_batched_factorisations_do_not_block():
+    # with as many lanes as XLA has threads, LAPACK calls in all of them wait for each other
+    started = "import jax; jax.devices()"
+    several = "import jax; jax.config.update('jax_num_cpu_devices', 2); jax.devices()"
+    environment = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    environment["FOLDWISE_DEVICES"] = "2"
+    out = {}
+    for before in ("", started, several):
+        code = CHOLESKY.format(before=before)
+        out[before] = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+    (devices, one), (single, two) = (out[key].stdout.split() for key in ("", started))
+    assert (devices, single) == ("2", "1") and float(one) == pytest.approx(float(two), abs=1e-6)
+    assert "import foldwise before anything else uses JAX" in out[several].stderr

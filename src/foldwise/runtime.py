@@ -53,8 +53,27 @@ def cache_dir() -> Path | None:
     return home / "foldwise" / "jax"
 
 
+# Whether XLA's pool of threads has one to spare for every lane, see ``_enlarge_pool``.
+_spare_threads = False
+
+
+def _enlarge_pool() -> None:
+    """Ask XLA for a pool of threads of twice the number of cores.
+
+    A batched LAPACK call (Cholesky factors, triangular solves) takes a thread of the pool and waits
+    there for others of the pool. With as many lanes as threads all wait for ever. XLA reads the
+    size of the pool from NPROC when it starts.
+    """
+    global _spare_threads
+    if not backend_started():
+        os.environ.setdefault("NPROC", str(2 * cores()))
+        setting = os.environ["NPROC"]
+        _spare_threads = setting.isdigit() and int(setting) > cores()
+
+
 def configure() -> None:
     """Ask JAX for one CPU device per core and a compilation cache, unless the user has chosen."""
+    _enlarge_pool()
     flags = os.environ.get("XLA_FLAGS", "")
     chosen = jax.config.values["jax_num_cpu_devices"] >= 0 or "host_platform_device_count" in flags
     if not chosen and not backend_started():
@@ -118,17 +137,27 @@ class Program:
                 function = _over_devices(function)
             else:
                 sharded = _lane(sharded, 0, self.lanes)
-            self._compiled = jax.jit(function).lower(sharded, shared).compile()
+            lowered = jax.jit(function).lower(sharded, shared)
+            self._one_by_one = not _spare_threads and "lapack_" in lowered.as_text()
+            if self._one_by_one and self.devices > 1:
+                raise RuntimeError(
+                    "the model uses matrix factorisations, which can block JAX for ever when it "
+                    "was started with several CPU devices before foldwise was imported; import "
+                    "foldwise before anything else uses JAX"
+                )
+            self._compiled = lowered.compile()
 
     def __call__(self, sharded: Any, shared: Any) -> Any:
         """Run all lanes and return their outputs as NumPy arrays."""
         if self.devices > 1 or self.lanes == 1:
             return self._run(sharded, shared)
-        parts = [
-            _pool().submit(self._run, _lane(sharded, lane, self.lanes), shared)
-            for lane in range(self.lanes)
-        ]
-        return jax.tree.map(lambda *piece: np.concatenate(piece), *[p.result() for p in parts])
+        pieces = [_lane(sharded, lane, self.lanes) for lane in range(self.lanes)]
+        if self._one_by_one:
+            done = [self._run(piece, shared) for piece in pieces]
+        else:
+            parts = [_pool().submit(self._run, piece, shared) for piece in pieces]
+            done = [part.result() for part in parts]
+        return jax.tree.map(lambda *piece: np.concatenate(piece), *done)
 
     def _run(self, sharded: Any, shared: Any) -> Any:
         with precision_context(self.precision):
