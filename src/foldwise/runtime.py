@@ -53,27 +53,8 @@ def cache_dir() -> Path | None:
     return home / "foldwise" / "jax"
 
 
-# Whether XLA's pool of threads has one to spare for every lane, see ``_enlarge_pool``.
-_spare_threads = False
-
-
-def _enlarge_pool() -> None:
-    """Ask XLA for a pool of threads of twice the number of cores.
-
-    A batched LAPACK call (Cholesky factors, triangular solves) takes a thread of the pool and waits
-    there for others of the pool. With as many lanes as threads all wait for ever. XLA reads the
-    size of the pool from NPROC when it starts.
-    """
-    global _spare_threads
-    if not backend_started():
-        os.environ.setdefault("NPROC", str(2 * cores()))
-        setting = os.environ["NPROC"]
-        _spare_threads = setting.isdigit() and int(setting) > cores()
-
-
 def configure() -> None:
     """Ask JAX for one CPU device per core and a compilation cache, unless the user has chosen."""
-    _enlarge_pool()
     flags = os.environ.get("XLA_FLAGS", "")
     chosen = jax.config.values["jax_num_cpu_devices"] >= 0 or "host_platform_device_count" in flags
     if not chosen and not backend_started():
@@ -119,7 +100,8 @@ class Program:
     ``function`` sees the part of ``sharded`` (a pytree of arrays with a common leading axis) that
     belongs to its lane and all of ``shared``; what it returns is stacked along the leading axis.
     With several devices this is one program over a device mesh; with one CPU device the same
-    program is called from one thread per lane.
+    program is called from one thread per lane. Where there are matrix factorisations, lanes take
+    turns.
     """
 
     def __init__(
@@ -133,23 +115,21 @@ class Program:
         self.devices = jax.local_device_count()
         self.lanes = lanes()
         with precision_context(precision):
+            one_lane = _lane(sharded, 0, self.lanes)
             if self.devices > 1:
-                function = _over_devices(function)
+                lowered = jax.jit(_over_devices(function)).lower(sharded, shared)
             else:
-                sharded = _lane(sharded, 0, self.lanes)
-            lowered = jax.jit(function).lower(sharded, shared)
-            self._one_by_one = not _spare_threads and "lapack_" in lowered.as_text()
+                lowered = jax.jit(function).lower(one_lane, shared)
+            # A batched LAPACK call (Cholesky factors, triangular solves) takes a thread of XLA's
+            # pool and waits there for others of the pool: with as many lanes as threads, for ever.
+            self._one_by_one = self.lanes > 1 and "lapack_" in lowered.as_text()
             if self._one_by_one and self.devices > 1:
-                raise RuntimeError(
-                    "the model uses matrix factorisations, which can block JAX for ever when it "
-                    "was started with several CPU devices before foldwise was imported; import "
-                    "foldwise before anything else uses JAX"
-                )
+                lowered = jax.jit(function).lower(one_lane, shared)
             self._compiled = lowered.compile()
 
     def __call__(self, sharded: Any, shared: Any) -> Any:
         """Run all lanes and return their outputs as NumPy arrays."""
-        if self.devices > 1 or self.lanes == 1:
+        if self.lanes == 1 or (self.devices > 1 and not self._one_by_one):
             return self._run(sharded, shared)
         pieces = [_lane(sharded, lane, self.lanes) for lane in range(self.lanes)]
         if self._one_by_one:
