@@ -9,23 +9,23 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pymc as pm
 import pytest
+import trios
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.reparam import LocScaleReparam
 
-numpyro = pytest.importorskip("numpyro")
-pm = pytest.importorskip("pymc")
-
-import numpyro.distributions as dist  # noqa: E402
-import trios  # noqa: E402
-from numpyro.infer import MCMC, NUTS  # noqa: E402
-from numpyro.infer.reparam import LocScaleReparam  # noqa: E402
-
-import foldwise as fw  # noqa: E402
+import foldwise as fw
 
 fitting = importlib.import_module("foldwise.fit")  # not the function of that name
 
 SHORT = {"chains": 4, "draws": 300, "warmup": 300, "progress": False}
 pytestmark = [
+    # fits here are short on purpose
     pytest.mark.filterwarnings("ignore::foldwise.fit.FitWarning"),
+    # PyTensor, PyMC, Bambi and arviz 0.23 warn of each other's coming changes
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
@@ -184,7 +184,7 @@ def test_pymc_with_potential_data_and_two_observed():
 
 
 def test_bambi_with_random_effects(seed):
-    bambi = pytest.importorskip("bambi")
+    import bambi
     import pandas as pd
 
     data = pd.DataFrame(
@@ -217,8 +217,14 @@ def numpyro_linear(y=None):
 
 @pytest.fixture(scope="module")
 def mcmc():
-    found = MCMC(NUTS(numpyro_linear), num_warmup=300, num_samples=400, num_chains=2,
-                 chain_method="sequential", progress_bar=False)  # fmt: skip
+    found = MCMC(
+        NUTS(numpyro_linear),
+        num_warmup=300,
+        num_samples=400,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
     found.run(jax.random.key(0), y=trios.CONTINUOUS)
     return found
 
@@ -237,12 +243,17 @@ def test_a_finished_numpyro_fit_is_used(mcmc, seed):
 
 
 def test_a_finished_nutpie_fit_is_used(trio, seed):
-    nutpie = pytest.importorskip("nutpie")
+    import nutpie
+
     three = trio("linear")
     trace = nutpie.sample(
-        nutpie.compile_pymc_model(three.pymc_model), draws=300, tune=300, chains=2, seed=1,
+        nutpie.compile_pymc_model(three.pymc_model),
+        draws=300,
+        tune=300,
+        chains=2,
+        seed=1,
         progress_bar=False,
-    )  # fmt: skip
+    )
     fit = fw.Fit.from_arviz(three.pymc, trace)
     names = list(three.pymc._template)
     assert names == ["a", "b", "s_log__"] and fit.positions.shape == (2, 300, 4)
@@ -357,6 +368,7 @@ def test_numpyro_refusals():
         fw.from_numpyro(optimised, y=y)
 
 
+# PyMC says that it imputes, which is what is refused
 @pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")
 def test_pymc_refusals():
     y = trios.CONTINUOUS

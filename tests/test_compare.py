@@ -31,6 +31,7 @@ from foldwise.rules import column
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 # the package may export the function under the module's name
 module = importlib.import_module("foldwise.compare")
+# flags too, which the suite ignores elsewhere: comparisons must warn only where a test says so
 pytestmark = pytest.mark.filterwarnings("error")
 
 # Paired differences 0.5, 0.5, -0.5, 2.5: sum 3, sample variance 4.75 / 3.

@@ -231,7 +231,6 @@ def test_repr_states_ranges():
 
 
 def test_docstring_examples():
-    pytest.importorskip("sklearn")
     result = doctest.testmod(foldwise.folds)
     assert result.failed == 0
     assert result.attempted > 12
@@ -358,7 +357,8 @@ def test_text_labels_in_object_arrays_become_plain_text():
 
 
 def test_pandas_columns():
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     column = pd.Series(["b", "a", "b"], index=[7, 8, 9])
     for labels in (column, column.astype("category"), column.astype("string")):
         folds = leave_group_out(labels)
@@ -375,7 +375,8 @@ def test_pandas_columns():
 
 
 def test_polars_columns():
-    pl = pytest.importorskip("polars")
+    import polars as pl
+
     folds = leave_group_out(pl.Series(["b", "a", "b"]))
     assert folds.names.tolist() == ["a", "b"]
     assert sets(folds) == [({0, 2}, {1}), ({1}, {0, 2})]
@@ -392,7 +393,8 @@ def test_polars_columns():
 
 @pytest.mark.parametrize("kind", [list, np.array, "pandas"])
 def test_rows_named_by_time(kind):
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     times = [f"2024-{month:02}" for month in range(1, 8)]
     column = pd.Series(times) if kind == "pandas" else kind(times)
     for scheme, arguments in (
@@ -563,7 +565,8 @@ def test_from_splits_takes_masks_generators_and_unsigned_integers():
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_from_splitter_agrees_with_scikit_learn(as_list):
-    selection = pytest.importorskip("sklearn.model_selection")
+    from sklearn import model_selection as selection
+
     X = RNG.normal(size=(13, 2))
     X = X.tolist() if as_list else X
     splitters = [
@@ -587,7 +590,8 @@ def test_from_splitter_agrees_with_scikit_learn(as_list):
 
 
 def test_own_schemes_agree_with_scikit_learn():
-    selection = pytest.importorskip("sklearn.model_selection")
+    from sklearn import model_selection as selection
+
     X = np.zeros((13, 1))
     groups = from_splitter(selection.LeaveOneGroupOut(), X, groups=GROUPS)
     assert sets(leave_group_out(GROUPS)) == sets(groups)

@@ -734,6 +734,7 @@ def test_comparison_over_the_folds_that_all_have(prepared, results):
         assert pair.model_mcse[0] == pytest.approx(error, rel=1e-6)
 
 
+# the flag is what is tested, by pytest.warns or in the table
 @pytest.mark.filterwarnings("ignore::foldwise.results.FoldWarning")
 def test_a_target_that_has_no_error(seed):
     flat = replace(poisson(), simulate=lambda key, a: jnp.full(10, 2) + 0 * jnp.int32(a))
@@ -750,6 +751,7 @@ def test_stored_rules_are_refused_online(score):
         run(problems.regression().model(), score, memory="online")
 
 
+# the flag is what is tested, by pytest.warns or in the table
 @pytest.mark.filterwarnings("ignore::foldwise.results.FoldWarning")
 def test_a_singular_predictive_covariance_is_flagged(prepared, seed):
     problem, model, fit = prepared("five_fold")

@@ -97,8 +97,10 @@ def model_family(
             raise ValueError(f"selections must be finite numbers, but selection {k} is {array}")
     labels = [_label(array) for array in arrays] if names is None else [str(n) for n in names]
     if len(labels) != len(arrays):
-        raise ValueError(f"there must be a name for each selection, but {len(labels)} names for "
-                         f"{len(arrays)} selections were given")  # fmt: skip
+        raise ValueError(
+            f"there must be a name for each selection, but {len(labels)} names for {len(arrays)} "
+            "selections were given"
+        )
     if len(set(labels)) < len(labels):
         raise ValueError(f"names must be distinct, got {', '.join(labels)}; give names=")
     functions = (log_prior, log_likelihood, simulate, row_log_density)

@@ -237,8 +237,8 @@ def _open(file: Path) -> tuple[xr.DataTree, bool]:
 
 def _need_h5netcdf() -> None:
     try:
-        import h5netcdf  # noqa: F401
-        import h5py  # noqa: F401
+        import h5netcdf  # noqa: F401, only whether it is there
+        import h5py  # noqa: F401, likewise
     except ImportError as error:
         raise ImportError(
             f"results are stored with h5netcdf and h5py, but {error.name} is not installed; "

@@ -267,7 +267,7 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
 
     def prior_curvature(directions: Array, point: Array) -> Array:
         gradient = jax.grad(model.flat_log_prior)
-        second = lambda e: -jnp.vdot(e, jax.jvp(gradient, (point,), (e,))[1])  # noqa: E731
+        second = lambda e: -jnp.vdot(e, jax.jvp(gradient, (point,), (e,))[1])  # noqa: E731, shorter so
         return jax.lax.map(second, directions)
 
     spread = np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)

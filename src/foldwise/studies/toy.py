@@ -45,6 +45,7 @@ def model(data: Data, covariates: int, name: str) -> fw.Model:
     """The regression on the first ``covariates`` covariates, non-centred, scales as logs."""
     group, x, y = data.group, data.x[:, :covariates], data.y
 
+    # users' own functions, written as users would: without types
     def log_prior(q):  # type: ignore[no-untyped-def]
         normals = q["mu_alpha"] ** 2 + jnp.sum(q["beta"] ** 2) + jnp.sum(q["z"] ** 2)
         scales = 0.0
