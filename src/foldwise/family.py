@@ -2,7 +2,7 @@
 
 Members of a family differ in one array of numbers, the selection, which their functions take as
 an argument. Every program, of full-data fits and of folds, is compiled once with the selection as
-data, and runs for all members.
+data. Full-data fits run one after the other; the folds of all members are sampled side by side.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def model_family(
 
     The functions are those of :class:`~foldwise.Model` with the selection as a last argument. All
     members have all parameters; those that a selection leaves out of the likelihood keep their
-    prior. ``cross_validate(family, folds)`` fits and cross-validates every member with programs
-    that are compiled once, and gives their results by name, ready for ``compare``.
+    prior. ``cross_validate(family, folds)`` fits every member, samples the folds of all of them
+    side by side in one program, and gives their results by name, ready for ``compare``. Beyond 100
+    parameters, where the folds of a model share a metric, models take turns in that program.
 
     Parameters
     ----------
