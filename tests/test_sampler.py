@@ -210,3 +210,14 @@ def test_batched_factorisations_do_not_block():
     assert [devices for devices, _ in found] == ["2", "1", "2"]
     elpd = [float(value) for _, value in found]
     assert elpd == pytest.approx([elpd[0]] * 3, abs=1e-6)
+
+
+def test_gradients_are_counted(prepared):
+    problem, model, fit = prepared("regression")
+    result = run(problem, model, fit, problem.folds)
+    for draws in (100, 110):
+        steps = leapfrog_counts(result.info["step_size"], 0, 50 + draws).sum()
+        assert result.info["gradients"] == steps * 40 * 4
+        result.extend(10, progress=False)
+    # NUTS takes at least one step an iteration
+    assert fit.gradients >= fit.positions.shape[0] * fit.positions.shape[1]

@@ -56,6 +56,8 @@ class Fit:
     fingerprint
         Log prior and summed log likelihood at the first draw; a model that gives other values
         there is another model.
+    gradients
+        Number of gradients that the draws took, warm-up included; 0 for draws made elsewhere.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -65,6 +67,7 @@ class Fit:
     seed: int
     seconds: float = 0.0
     name: str | None = field(default=None)
+    gradients: int = 0
 
     @classmethod
     def from_arviz(cls, model: Model, idata: Any) -> Fit:
@@ -306,7 +309,7 @@ def full_data_fit(
     began = time.perf_counter()
     with Progress(progress) as bar:
         run = _run_nuts(model, chains, draws, warmup, seed, bar)
-    positions, step_size, divergences = run
+    positions, step_size, divergences, gradients = run
     if not np.isfinite(positions).all():
         raise FloatingPointError(
             "the full-data fit gave draws that are not finite; check the model's log density "
@@ -320,6 +323,7 @@ def full_data_fit(
         seed,
         time.perf_counter() - began,
         model.name,
+        gradients,
     )
     if result.problems():
         message = f"full-data fit of {model.name or 'model'}: {'; '.join(result.problems())}"
@@ -329,8 +333,8 @@ def full_data_fit(
 
 def _run_nuts(
     model: Model, chains: int, draws: int, warmup: int, seed: int, bar: Progress
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Positions (chain, draw, d), step size by chain, and divergences after warm-up."""
+) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Positions (chain, draw, d), step size by chain, divergences after warm-up, gradients."""
     from blackjax.adaptation.window_adaptation import build_schedule
 
     padded = -(-chains // lanes()) * lanes()
@@ -350,15 +354,16 @@ def _run_nuts(
     program = compiled(model, segment, states, _schedule(table, 0, warmup))
 
     bar.start(f"full-data fit{_of(model)}", warmup + draws)
-    kept, divergences = [], 0
+    kept, divergences, gradients = [], 0, 0
     for first in range(0, warmup + draws, _SEGMENT):
-        states, positions, divergent = program(states, _schedule(table, first, warmup))
+        states, positions, divergent, steps = program(states, _schedule(table, first, warmup))
         sampled = np.arange(first, min(first + _SEGMENT, warmup + draws)) >= warmup
         kept.append(positions[:chains, : len(sampled)][:, sampled])
         divergences += int(divergent[:chains, : len(sampled)][:, sampled].sum())
+        gradients += int(steps[:chains].sum())
         bar.advance(len(sampled))
     step_size = np.exp(states.step_size.log_step_size_avg[:chains])
-    return np.concatenate(kept, axis=1), step_size, divergences
+    return np.concatenate(kept, axis=1), step_size, divergences, gradients
 
 
 def _of(model: Model) -> str:
@@ -403,7 +408,9 @@ def _init_chains(model: Model, chains: dict[str, Array]) -> _Chain:
     return jax.vmap(start)(chains)
 
 
-def _nuts_segment(model: Model, chains: _Chain, schedule: _Schedule) -> tuple[_Chain, Array, Array]:
+def _nuts_segment(
+    model: Model, chains: _Chain, schedule: _Schedule
+) -> tuple[_Chain, Array, Array, Array]:
     """Run each chain of a lane in turn: NUTS in lock-step would wait for the longest tree."""
     from blackjax.mcmc import nuts
 
@@ -411,8 +418,8 @@ def _nuts_segment(model: Model, chains: _Chain, schedule: _Schedule) -> tuple[_C
     density = _log_density(model)
     step, mass = _adaptation(model)
 
-    def iterate(i: Array, carry: tuple[_Chain, Array, Array]) -> tuple[_Chain, Array, Array]:
-        chain, positions, divergent = carry
+    def iterate(i: Array, carry: tuple[_Chain, Array, Array, Array]) -> tuple[Any, ...]:
+        chain, positions, divergent, steps = carry
         now = jax.random.fold_in(jax.random.wrap_key_data(chain.key), schedule.first + i)
         adapting = schedule.adapting[i]
         log_step = jnp.where(
@@ -423,12 +430,15 @@ def _nuts_segment(model: Model, chains: _Chain, schedule: _Schedule) -> tuple[_C
         )
         adapted = _adapt_chain(chain, state, info, schedule, i, step, mass)
         chain = chain._replace(nuts=state, step_size=adapted[0], mass=adapted[1])
-        return chain, positions.at[i].set(state.position), divergent.at[i].set(info.is_divergent)
+        positions = positions.at[i].set(state.position)
+        divergent = divergent.at[i].set(info.is_divergent)
+        return chain, positions, divergent, steps + info.num_integration_steps
 
-    def run(chain: _Chain) -> tuple[_Chain, Array, Array]:
+    def run(chain: _Chain) -> tuple[Any, ...]:
         positions = jnp.zeros((_SEGMENT, model.dimension))
         divergent = jnp.zeros(_SEGMENT, bool)
-        return jax.lax.fori_loop(0, schedule.draws, iterate, (chain, positions, divergent))
+        start = (chain, positions, divergent, jnp.int32(0))
+        return jax.lax.fori_loop(0, schedule.draws, iterate, start)
 
     return jax.lax.map(run, chains)
 

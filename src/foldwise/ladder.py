@@ -105,7 +105,8 @@ def _sample_rungs(ascents: list[_Ascent], number: int) -> None:
             at = done[id(sampler)][block[0]]
             owner[id(sampler)].scores[block, :, at : at + count] = joint
             done[id(sampler)][block] += count
-    for ascent in ascents:
+    for ascent, sampler in zip(ascents, samplers, strict=True):
+        ascent.run.sampler.gradients += sampler.gradients
         rung = Rung(ascent.members, ascent.temper, ascent.scores)
         ascent.run.evidence.rungs.append(rung)
 

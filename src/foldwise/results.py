@@ -346,6 +346,7 @@ def _info(run: Run) -> dict[str, Any]:
         "fit_chains": evidence.full_chains,
         "fit_problems": "; ".join(run.fit.problems()),
         "step_size": run.sampler.step_size,
+        "gradients": run.sampler.gradients,
         "seconds": dict(run.seconds),
     }
 

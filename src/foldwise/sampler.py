@@ -289,7 +289,8 @@ class Sampler:
         What is recorded of each draw.
 
     ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
-    leapfrog steps. ``done`` counts the iterations of every chain, warm-up included.
+    leapfrog steps. ``done`` counts the iterations of every chain, warm-up included, and
+    ``gradients`` the gradients of all chains but the pilots'.
     """
 
     def __init__(
@@ -314,7 +315,7 @@ class Sampler:
         self.position = np.array(start, precision)
         self.step_size = 1.0
         self.steps = StepSize(*np.zeros((4, len(folds)), precision))
-        self.done = 0
+        self.done = self.gradients = 0
         self.temper, self.rung = np.zeros(len(folds)), 0
         self.block = block_size(model.n_obs, len(folds), start.shape[1])
         self.width, self.targets = int(folds.n_test.max()), 1 + int((previous >= 0).any())
@@ -340,7 +341,7 @@ class Sampler:
         twin = copy(self)
         twin.folds, twin.previous = self.folds[members], np.full(len(members), -1)
         twin.metric, twin.refine, twin.temper = metric, None, temper
-        twin.rung, twin.done = rung, 0
+        twin.rung, twin.done, twin.gradients = rung, 0, 0
         twin.position = np.array(start, self.precision)
         twin.steps = _same_steps(self.step_size, len(members), self.precision)
         return twin
@@ -526,6 +527,8 @@ def _run_block(
         end = next(stop for stop in (half, head.warmup, last) if first < stop)
         count = min(SEGMENT, end - first)
         n_steps = [sampler._n_steps(len(members), first, count) for sampler, members in pieces]
+        for (sampler, _), steps in zip(pieces, n_steps, strict=True):
+            sampler.gradients += int(steps[:, :count].sum()) * sampler.position.shape[1]
         data = data._replace(n_steps=_resized(_joined(n_steps), size))
         state, record = program((state, data), head._shared(first, count))
         record = record._replace(

@@ -511,7 +511,7 @@ def _run_parts(run: Run) -> dict[str, Any]:
     del evidence["folds"]
     if run.evidence.draws is not None:
         evidence["draws"] = run.evidence.draws[..., 1:]
-    names = ("position", "steps", "step_size", "metric", "done", "emit")
+    names = ("position", "steps", "step_size", "metric", "done", "gradients", "emit")
     sampler = {name: getattr(run.sampler, name) for name in names}
     return {**parts, "evidence": evidence, "sampler": sampler}
 
@@ -549,7 +549,7 @@ def restore_run(result: CVResult, model: Model) -> Run:
         precision=settings.precision,
     )
     sampler.steps, sampler.step_size = saved["steps"], saved["step_size"]
-    sampler.done = saved["done"]
+    sampler.done, sampler.gradients = saved["done"], saved["gradients"]
     return Run(model=model, sampler=sampler, evidence=Evidence(folds=folds, **evidence), **parts)
 
 
@@ -780,6 +780,7 @@ def _merge_info(parts: list[CVResult]) -> dict[str, Any]:
         **info,
         "memory": "draws" if stored else "online",
         "seconds": seconds,
+        "gradients": sum(part.info["gradients"] for part in parts),
         "merged": len(parts),
     }
 
