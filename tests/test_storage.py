@@ -668,7 +668,8 @@ def test_merged_info(halves):
     for phase in halves[0].info["seconds"]:
         spent = sum(part.info["seconds"][phase] for part in halves)
         assert merged.info["seconds"][phase] == pytest.approx(spent)
-    apart = {"seconds", "merged"}
+    assert merged.info["gradients"] == sum(part.info["gradients"] for part in halves)
+    apart = {"seconds", "gradients", "merged"}
     expected = {k: v for k, v in halves[0].info.items() if k not in apart}
     assert {k: v for k, v in merged.info.items() if k not in apart} == expected
 
