@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import warnings
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -28,9 +29,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from foldwise import diagnostics
 from foldwise.accumulators import RunningSums
-from foldwise.compare import Comparison, compare, paired_difference, probability
+from foldwise.compare import Comparison, compare, paired_difference, paired_units, probability
+from foldwise.evidence import Evidence
 from foldwise.results import CVResult, Score, first_draws, in_blocks, recorded
-from foldwise.rules import LOG_SCORES, find_rule
+from foldwise.rules import LOG_SCORES, column, find_rule
 from foldwise.special import normal_cdf
 
 # Okabe and Ito's palette, which colour-blind readers tell apart.
@@ -73,11 +75,13 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
 }
 DPI = 150
-LENGTHS = 16
+LENGTHS = 12
 # Folds that are all named; of more, only those at the ends.
 MOST_NAMED = 30
 END, BOTH_ENDS = 15, 12
 _NAME = 26
+# Values of Pareto k beyond these are drawn at the edge: all below are harmless, all above hopeless.
+_K_WINDOW = (-1.0, 2.0)
 _ROW = 0.165  # inches for a named fold
 _BAND_SAMPLES = 4000
 _ONLINE = 'memory="online" keeps none; run cross_validate(..., memory="draws")'
@@ -104,8 +108,9 @@ def _figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[Picture]:
 class Course:
     """Estimates from the first ``draws`` draws of every chain: of a score, or of a difference.
 
-    ``fixed`` is the part of ``mcse`` that comes from the full-data draws, which are the same at
-    every length; NaN where it is not known by itself.
+    ``fixed`` is the part of ``mcse`` that comes from the full-data draws, all of which are used at
+    every length; NaN where it is not known by itself. ``of`` names what is estimated, ``score``
+    what it is measured in, ``names`` the models.
     """
 
     draws: Int[np.ndarray, " length"]
@@ -113,7 +118,9 @@ class Course:
     se: Float[np.ndarray, " length"]
     mcse: Float[np.ndarray, " length"]
     fixed: Float[np.ndarray, " length"]
-    label: str
+    of: str
+    score: str
+    names: list[str]
     left_out: str
 
 
@@ -126,13 +133,10 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
     evidence = [_stored(result) for result in results]
     steps = [e.sums.length if in_blocks(e, name) else e.sums.batch for e in evidence]
     lengths = _lengths(max(e.n_draws for e in evidence), lcm(*steps))
-    points = []
-    for n in lengths:
-        shorter = [
-            first_draws(result, min(n, e.n_draws), name, e)
-            for result, e in zip(results, evidence, strict=True)
-        ]
-        points.append(_point(shorter, name))
+    shorter = [
+        _shorter(result, e, lengths, name) for result, e in zip(results, evidence, strict=True)
+    ]
+    points = [_point(list(each), name) for each in zip(*shorter, strict=True)]
     estimate, se, mcse, fixed = np.array(points).T
     if not np.isfinite(estimate).any():
         raise ValueError(
@@ -144,9 +148,26 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
         se,
         mcse,
         fixed,
-        _label(final) if final else _score_label(name),
+        _of(final) if final else _model_name(a),
+        _measure(final) if final else _quantity(name),
+        final.names if final else [_model_name(a)],
         _left_out(final.left_out if final else a.score(name).left_out, a),
     )
+
+
+def _shorter(result: CVResult, evidence: Evidence, lengths: list[int], name: str) -> list[CVResult]:
+    """The result from the first draws, for each length; kept, as several figures need them."""
+    kept = vars(result).setdefault("_shorter", {})
+    key = (name, *lengths)
+    if key not in kept:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy works outside Python's lock
+            kept[key] = list(
+                pool.map(
+                    lambda n: first_draws(result, min(n, evidence.n_draws), name, evidence),
+                    reversed(lengths),
+                )
+            )[::-1]
+    return kept[key]
 
 
 def _point(results: list[CVResult], name: str) -> tuple[float, float, float, float]:
@@ -156,14 +177,12 @@ def _point(results: list[CVResult], name: str) -> tuple[float, float, float, flo
     fixed = float(np.sqrt(sum(score.full_variance for score in scores))) if whole else np.nan
     if len(scores) == 1:
         return scores[0].total, scores[0].se, scores[0].mcse, fixed
-    with warnings.catch_warnings():  # given once, for the whole results
-        warnings.simplefilter("ignore")
-        try:
-            found = compare(results, name)
-        except ValueError:  # no fold is finite in both models yet
-            return np.nan, np.nan, np.nan, np.nan
-    diff, se = paired_difference(found.units[:, 0] - found.units[:, 1], found.repeats)
-    return diff, se, float(np.hypot(*found.model_mcse)), fixed
+    used = np.all([np.isfinite(score.folds[column(name)].values) for score in scores], axis=0)
+    if not used.any():
+        return np.nan, np.nan, np.nan, np.nan
+    units, mcse, repeats = paired_units(name, {"a": scores[0], "b": scores[1]}, used)
+    diff, se = paired_difference(units[:, 0] - units[:, 1], repeats)
+    return diff, se, float(np.hypot(*mcse)), fixed
 
 
 def _lengths(draws: int, step: int, count: int = LENGTHS) -> list[int]:
@@ -201,13 +220,14 @@ def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = No
         ax.fill_between(found.draws, low, high, color=BLUE, alpha=0.2, linewidth=0)
         ax.plot(found.draws, found.estimate, "o-", color=BLUE)
         _iterations_axis(ax, found.draws)
-        ax.set_ylabel(found.label)
+        ax.set_ylabel(found.score)
         if b is not None:
             _zero_if_near(ax)
-        ax.set_title(
-            f"{_number(found.estimate[-1], found.mcse[-1])} after {found.draws[-1]:,} iterations; "
-            f"band: ± 2 MCSE\nMCSE {_error(found.mcse[-1])}, "
-            f"epistemic SE {_error(found.se[-1])}{found.left_out}"
+        _title(
+            figure,
+            f"{found.of}: {_number(found.estimate[-1], found.mcse[-1])}, "
+            f"epistemic SE {_error(found.se[-1])}{found.left_out}",
+            f"band: ± 2 MCSE; MCSE {_error(found.mcse[-1])} after {found.draws[-1]:,} iterations",
         )
     return figure
 
@@ -237,9 +257,10 @@ def plot_errors(a: CVResult, b: CVResult | None = None, score: str | None = None
         ax.set_ylabel("standard error")
         _end_labels(ax, ends)
         share = found.mcse[-1] / found.se[-1] if found.se[-1] > 0 else np.nan
-        ax.set_title(
-            f"Errors of the {found.label}\n"
-            f"MCSE is {share:.2g} of SE after {found.draws[-1]:,} iterations{found.left_out}"
+        _title(
+            figure,
+            f"{found.of}: errors of the {found.score}{found.left_out}",
+            f"MCSE is {share:.2g} of SE after {found.draws[-1]:,} iterations",
         )
     return figure
 
@@ -251,7 +272,6 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
     Carlo standard errors either way. Needs stored draws.
     """
     found = course(a, b, score)
-    names = compare_names(a, b)
     value = np.array([probability(d, s) for d, s in zip(found.estimate, found.se, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         low, high = (normal_cdf((found.estimate + k * found.mcse) / found.se) for k in (-2.0, 2.0))
@@ -262,11 +282,12 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
         ax.plot(found.draws, value, "o-", color=BLUE, clip_on=False)
         _iterations_axis(ax, found.draws)
         ax.set_ylim(0.0, 1.0)
-        ax.set_ylabel(f"Pr({_short(names[0], 14)} better)")
-        ax.set_title(
-            f"Pr({_short(names[0])} predicts better than {_short(names[1])})\n"
-            f"{_percent(value[-1])} after {found.draws[-1]:,} iterations; band: ± 2 MCSE"
-            f"{found.left_out}"
+        ax.set_ylabel("probability")
+        first, second = (_short(name) for name in found.names)
+        _title(
+            figure,
+            f"Pr({first} predicts better than {second}): {_percent(value[-1])}{found.left_out}",
+            f"band: ± 2 MCSE; after {found.draws[-1]:,} iterations",
         )
     return figure
 
@@ -286,18 +307,21 @@ def plot_difference(a: CVResult, b: CVResult, score: str | None = None) -> Figur
     values, errors = table["diff"].values, 2.0 * table["mcse"].values
     names = table["fold"].values
     colours = np.where(values >= 0, BLUE, RED)
-    decimals = _number(found.diff, found.mcse)
-    title = (
-        f"Total {decimals} (SE {_error(found.se)}, MCSE {_error(found.mcse)})"
-        f"{_left_out(found.left_out, a)}\nbars: ± 2 MCSE"
-    )
+    parts = None
+    if find_rule(found.score).aggregate is None:
+        parts = values * a.score(found.score).folds["weight"].values
     with _figure() as figure:
-        axes = _fold_panels(figure, values, names, errors, colours, both_ends=True)
+        axes = _fold_panels(figure, values, names, errors, colours, both_ends=True, parts=parts)
         for ax in axes:
             ax.axvline(0.0, color=GREY, linewidth=0.8, zorder=0)
-        axes[-1].set_xlabel(_label(found))
+        axes[-1].set_xlabel(_measure(found))
         _sides(axes[-1], found.names)
-        axes[0].set_title(title)
+        total = _number(found.diff, found.mcse)
+        _title(
+            figure,
+            f"{_of(found)}: {total}, epistemic SE {_error(found.se)}{_left_out(found.left_out, a)}",
+            f"bars: ± 2 MCSE of the fold; MCSE of the total {_error(found.mcse)}",
+        )
     return figure
 
 
@@ -316,14 +340,18 @@ def plot_ess(result: CVResult, score: str | None = None) -> Figure:
     with _figure() as figure:
         colours = np.where(values < limit, RED, BLUE)
         axes = _fold_panels(figure, values, chosen.folds["fold"].values, None, colours)
+        low = min(0.7 * limit, 0.8 * float(np.nanmin(values)))
+        axes[-1].set_xlim(max(low, 0.5), 1.3 * max(drawn, float(np.nanmax(values))))
         _plain_log(axes[-1], "x")
         for ax in axes:
             ax.axvline(limit, color=RED, linewidth=0.8, linestyle="--", zorder=0)
             ax.axvline(drawn, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
         axes[-1].set_xlabel("effective draws")
-        axes[0].set_title(
-            f"{few} of {len(values)} folds have fewer than {limit:.0f} effective draws (dashed)\n"
-            f"dotted: the {drawn:,} draws of a fold{_unknown(values)}"
+        _title(
+            figure,
+            f"{few} of {len(values)} folds have fewer than {limit:.0f} effective draws (dashed)"
+            f"{_unknown(values)}",
+            f"dotted: the {drawn:,} draws of a fold",
         )
     return figure
 
@@ -344,18 +372,31 @@ def plot_pareto_k(result: CVResult, score: str | None = None) -> Figure:
     with _figure() as figure:
         colours = np.where(heavy & ~bridged, RED, np.where(bridged, GREY, BLUE))
         axes = _fold_panels(
-            figure, values, table["fold"].values, None, colours, largest=True, hollow=bridged
+            figure,
+            values,
+            table["fold"].values,
+            None,
+            colours,
+            largest=True,
+            hollow=bridged,
+            window=_K_WINDOW,
         )
         for ax in axes:
             ax.axvline(limit, color=RED, linewidth=0.8, linestyle="--", zorder=0)
         axes[-1].set_xlabel("Pareto k")
-        marks = "hollow: bridged, where k does not matter" if bridged.any() else "plain means"
-        axes[0].set_title(
-            f"k over {limit:g} (dashed) in {int((heavy & ~bridged).sum())} of "
-            f"{int((~bridged).sum())} plain-mean folds,\n"
-            f"{int((heavy & bridged).sum())} of {int(bridged.sum())} bridged folds "
-            f"({marks}){_unknown(values)}"
-        )
+        lines = []
+        if not bridged.all():
+            lines.append(
+                f"k over {limit:g} (dashed) in {int((heavy & ~bridged).sum())} of "
+                f"{int((~bridged).sum())} folds scored by the plain mean"
+            )
+        if bridged.any():
+            lines.append(
+                f"k over {limit:g} in {int((heavy & bridged).sum())} of {int(bridged.sum())} "
+                "bridged folds (hollow), where it does not matter"
+            )
+        lines[-1] += _unknown(values)
+        _title(figure, *lines)
     return figure
 
 
@@ -368,11 +409,15 @@ def _fold_panels(
     both_ends: bool = False,
     largest: bool = False,
     hollow: Bool[np.ndarray, " fold"] | None = None,
+    parts: Float[np.ndarray, " fold"] | None = None,
+    window: tuple[float, float] | None = None,
 ) -> list[Axes]:
     """Folds as marks along a value axis, named; of many, the ends, below a panel of all.
 
-    The smallest come first, or the ``largest``; folds that are not a number are not drawn.
+    The smallest come first, or the ``largest``; folds that are not a number are not drawn. Values
+    beyond the ``window`` are drawn as arrows at its edge. ``parts`` add up to the total.
     """
+    shown = values if window is None else np.clip(values, *window)
     known = np.flatnonzero(np.isfinite(values))
     order = known[np.argsort(values[known], kind="stable")]
     if both_ends or largest:
@@ -381,17 +426,20 @@ def _fold_panels(
 
     def marks(ax: Axes, members: np.ndarray, at: np.ndarray, size: float) -> None:
         if errors is not None:
-            low, high = values[members] - errors[members], values[members] + errors[members]
+            low, high = shown[members] - errors[members], shown[members] + errors[members]
             ax.hlines(at, low, high, color=colours[members], linewidth=1.0, alpha=0.6)
-        ax.scatter(
-            values[members],
-            at,
-            s=size,
-            facecolors=face[members],
-            edgecolors=colours[members],
-            linewidths=0.8,
-            zorder=3,
-        )
+        for marker, of in (("o", shown == values), ("<", shown > values), (">", shown < values)):
+            some = of[members]
+            ax.scatter(
+                shown[members][some],
+                at[some],
+                s=size,
+                marker=marker,
+                facecolors=face[members][some],
+                edgecolors=colours[members][some],
+                linewidths=0.8,
+                zorder=3,
+            )
 
     rows, chosen = _rows_of_ends(len(order), both_ends)
     everything = len(chosen) == len(order)
@@ -413,18 +461,32 @@ def _fold_panels(
     last.set_yticks(rows, [_short(names[k]) for k in order[chosen]])
     last.tick_params(axis="y", length=0)
     last.set_ylim(bottom + 0.8, 0.2)
+    for row, k in zip(rows, order[chosen], strict=True):
+        if shown[k] < values[k]:
+            last.annotate(
+                f"{values[k]:.3g} ",
+                (shown[k], row),
+                xytext=(-4, 0),
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                fontsize=7.0,
+                color=GREY,
+            )
     if not everything:
-        where = "between these" if both_ends else "not named"
-        at = BOTH_ENDS + 1 if both_ends else bottom
+        text = f"… {len(order) - len(chosen):,} folds not named"
+        if parts is not None:
+            text += f", together {parts[np.delete(order, chosen)].sum():.2f}"
         last.text(
             0.5,
-            at,
-            f"… {len(order) - len(chosen):,} folds {where} …",
+            BOTH_ENDS + 1 if both_ends else bottom,
+            f"{text} …",
             transform=last.get_yaxis_transform(),
             ha="center",
             va="center",
             color=GREY,
             fontsize=8.0,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )
     return axes
 
@@ -447,8 +509,8 @@ def _rows_of_ends(
 def plot_rhat(result: CVResult) -> Figure:
     """R-hat of every fold's log score against iterations; the largest at the end are named.
 
-    The dashed line is the limit above which chains are said to disagree after all draws. Needs
-    stored draws.
+    The dashed line is the limit above which chains are said to disagree after all draws. The scale
+    is that of log(R-hat - 1); values below 1.001 are drawn at 1.001. Needs stored draws.
     """
     _check_results(result)
     draws = _draws(result)
@@ -472,13 +534,15 @@ def plot_rhat(result: CVResult) -> Figure:
         ax.set_ylabel("R-hat of the log score")
         ends = [(float(values[k, -1]), _short(names[k], 18), colours[k]) for k in worst]
         if np.isfinite(limit):
-            ax.axhline(limit, color=INK, linewidth=0.8, linestyle="--", zorder=1)
+            ends_at = ax.get_xlim()[1]
+            ax.hlines(limit, lengths[-1] / 2, ends_at, color=INK, linewidth=0.8, linestyle="--")
             ends.append((limit, f"limit {limit:.3g}", INK))
         _end_labels(ax, ends)
         over = int((result.mixing.rhat > limit).sum())
-        ax.set_title(
+        _title(
+            figure,
             f"{over} of {len(values)} folds above the limit after {lengths[-1]:,} iterations"
-            f"{_unknown(values[:, -1])}"
+            f"{_unknown(values[:, -1])}",
         )
     return figure
 
@@ -525,10 +589,10 @@ def plot_rhat_max(result: CVResult) -> Figure:
         ax.set_xlim(-0.6, len(found) - 0.4)
         ax.set_xlabel("iterations per chain, after warm-up")
         ax.set_ylabel("R-hat-max over folds")
-        ax.set_title(
-            "Mark: R-hat-max; grey: if all chains had mixed\n"
-            "top: share of the grey at or above the mark",
-            pad=16,
+        _title(
+            figure,
+            "mark: R-hat-max; grey: what it would be if all chains had mixed",
+            "above: share of the grey at or over the mark",
         )
     return figure
 
@@ -590,11 +654,16 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
                 ax.set_ylim(low - pad, high + pad)
         for chain, ax in enumerate(axes[:-1]):
             ax.plot(x, series[chain], color=_chain_colour(chain), linewidth=0.7)
-            ax.set_ylabel(f"{chain + 1}", rotation=0, ha="right", va="center")
+            ax.set_ylabel(f"chain {chain + 1}", rotation=0, ha="right", va="center")
             ax.tick_params(labelbottom=False, length=2)
         bottom = axes[-1]
         for chain in range(chains):
             bottom.plot(x, running[chain], color=_chain_colour(chain))
+        settled = running[:, min(count // 10, count - 1) :]
+        if np.isfinite(settled).any():  # the first few draws would set the scale
+            low, high = np.nanmin(settled), np.nanmax(settled)
+            pad = 0.1 * (high - low) or 0.5
+            bottom.set_ylim(low - pad, high + pad)
         bottom.set_ylabel("running mean")
         bottom.set_xlabel("iteration, after warm-up")
         bottom.set_xlim(1, max(count, 2))
@@ -609,9 +678,10 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
         )
         rhat, status = result.mixing.rhat[k], str(result.folds["status"].values[k])
         note = f"; {bad:,} of {series.size:,} draws not finite" if bad else ""
-        axes[0].set_title(
-            f"Log score by chain in fold {_short(names[k], 40)}\n"
-            f"R-hat {rhat:.3f} (limit {result.mixing.limit:.3f}); status: {status}{note}"
+        _title(
+            figure,
+            f"log score by chain in fold {_short(names[k], 40)}",
+            f"R-hat {rhat:.3f} (limit {result.mixing.limit:.3f}); status: {status}{note}",
         )
     return figure
 
@@ -645,21 +715,24 @@ def plot_pit(result: CVResult, seed: int = 0) -> Figure:
     Needs a run with predictive draws, such as scores=("log", "crps").
     """
     _check_results(result)
-    pit = result.pit(seed).values
+    every = result.pit(seed).values
     table = result.calibration
     assert table is not None
-    known = np.isfinite(pit)
+    known = np.isfinite(every)
     rows = len(np.unique(table["row"].values[known]))
     if not rows:
         raise ValueError("a PIT plot needs finite predictions, but no row has any")
     weight = table["weight"].values[known] / table["weight"].values[known].sum()
-    pit = pit[known]
+    pit = every[known]
     with _figure(6.5, 2.9) as figure:
         left, right = figure.subplots(1, 2)
         _pit_histogram(left, pit, weight, rows)
         _pit_difference(right, pit, weight, rows)
-        left.set_title(f"{rows:,} held-out rows{_unknown(result.pit(seed).values, 'rows')}")
-        right.set_title("bands: 95 % if calibrated")
+        _title(
+            figure,
+            f"{_model_name(result)}: PIT of {rows:,} held-out rows; "
+            f"grey: 95 % if calibrated{_unknown(every, 'rows')}",
+        )
     return figure
 
 
@@ -700,13 +773,16 @@ def uniform_band(
     Binomial intervals at each point, all at the level that makes the share of simulated samples
     which stay inside all of them equal to ``level``.
     """
+    from scipy.special import bdtr, bdtrc
     from scipy.stats import binom
 
     rng = np.random.default_rng(0)
     steps = np.diff(grid)
     count = rng.multinomial(rows, steps / steps.sum(), _BAND_SAMPLES).cumsum(axis=1)[:, :-1]
     inner = grid[1:-1]
-    below, above = binom.cdf(count, rows, inner), binom.sf(count - 1, rows, inner)
+    # P(X <= count) and P(X >= count); bdtrc is NaN at -1
+    below, above = bdtr(count, rows, inner), np.ones(count.shape)
+    np.copyto(above, bdtrc(np.maximum(count - 1, 0), rows, inner), where=count > 0)
     tail = float(np.quantile(2.0 * np.minimum(below, above).min(axis=1), 1.0 - level)) / 2.0
     low, high = binom.ppf(tail, rows, inner) / rows, binom.isf(tail, rows, inner) / rows
     return np.concatenate([[0.0], low, [1.0]]), np.concatenate([[0.0], high, [1.0]])
@@ -793,24 +869,32 @@ def _need_values(values: np.ndarray, score: Score, what: str) -> None:
 # ---------------------------------------------------------------- words and axes
 
 
-def compare_names(a: CVResult, b: CVResult) -> list[str]:
-    """Names of two results, as a comparison gives them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return compare([a, b]).names
+def _title(figure: Figure, *lines: str) -> None:
+    """Text above the axes, from the figure's left edge, wrapped to its width."""
+    room = int(13.5 * figure.get_figwidth())
+    wrapped = [part for line in lines for part in textwrap.wrap(line, room)]
+    figure.suptitle("\n".join(wrapped), x=0.01, ha="left", fontsize=STYLE["axes.titlesize"])
 
 
-def _score_label(name: str) -> str:
+def _quantity(name: str) -> str:
     return "elpd" if name in LOG_SCORES else name
 
 
-def _label(found: Comparison) -> str:
-    """What a difference is of, and its direction."""
-    first, second = (_short(name, 16) for name in found.names)
-    what = _score_label(found.score)
-    if find_rule(found.score).sign < 0:
-        return f"{what} saved, {first} against {second}"
-    return f"{what} difference, {first} minus {second}"
+def _model_name(result: CVResult) -> str:
+    return _short(result.info.get("model") or "model")
+
+
+def _measure(found: Comparison) -> str:
+    """What a difference, positive where the first model is better, is measured in."""
+    less = find_rule(found.score).sign < 0
+    return f"{_quantity(found.score)} {'saved' if less else 'difference'}"
+
+
+def _of(found: Comparison) -> str:
+    """Which models a difference is of, and its direction."""
+    first, second = (_short(name, 20) for name in found.names)
+    joined = "against" if find_rule(found.score).sign < 0 else "minus"
+    return f"{first} {joined} {second}"
 
 
 def _left_out(count: int, result: CVResult) -> str:
