@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import pairwise
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -78,6 +77,8 @@ DPI = 150
 LENGTHS = 12
 # Folds that are all named; of more, only those at the ends.
 MOST_NAMED = 30
+# Folds whose R-hats are drawn as lines; of more, as ranges.
+MOST_LINES = 100
 END, BOTH_ENDS = 15, 12
 _NAME = 26
 # Values of Pareto k beyond these are drawn at the edge: all below are harmless, all above hopeless.
@@ -453,7 +454,7 @@ def _fold_panels(
         axes = list(figure.subplots(2, 1, sharex=True, height_ratios=ratio))
         marks(axes[0], order, np.arange(1, len(order) + 1), 4.0)
         axes[0].set_ylim(len(order) + 1 + 0.03 * len(order), -0.03 * len(order))
-        axes[0].yaxis.set_major_locator(FixedLocator([1, len(order)]))
+        axes[0].set_yticks([1, len(order)], ["1", f"{len(order):,}"])
         axes[0].set_ylabel(f"all {len(order):,} folds")
         axes[0].tick_params(axis="x", labelbottom=False)
     last = axes[-1]
@@ -509,7 +510,8 @@ def _rows_of_ends(
 def plot_rhat(result: CVResult) -> Figure:
     """R-hat of every fold's log score against iterations; the largest at the end are named.
 
-    The dashed line is the limit above which chains are said to disagree after all draws. The scale
+    Of many folds the others are shown as ranges that hold 50, 90 and 100 % of them. The dashed
+    line is the limit above which chains are said to disagree after all draws. The scale
     is that of log(R-hat - 1); values below 1.001 are drawn at 1.001. Needs stored draws.
     """
     _check_results(result)
@@ -523,10 +525,14 @@ def plot_rhat(result: CVResult) -> Figure:
     with _figure() as figure:
         ax = figure.subplots()
         colours = dict(zip(worst, (RED, ORANGE, PURPLE), strict=False))
-        faint = max(0.12, min(0.8, 30 / len(values)))
-        for k in np.argsort(last, kind="stable"):
-            if k not in colours:
-                ax.plot(lengths, values[k], color=GREY, linewidth=0.7, alpha=faint)
+        others = np.delete(values, worst, axis=0)
+        others = others[np.isfinite(others).any(axis=1)]
+        if len(others) > MOST_LINES:
+            for low, high in ((0.0, 100.0), (5.0, 95.0), (25.0, 75.0)):
+                edges = np.nanpercentile(others, (low, high), axis=0)
+                ax.fill_between(lengths, *edges, color=GREY, alpha=0.25, linewidth=0)
+        else:
+            ax.plot(lengths, others.T, color=GREY, linewidth=0.7, alpha=0.6)
         for k in reversed(worst):
             ax.plot(lengths, values[k], color=colours[k])
         _iterations_axis(ax, lengths)
@@ -641,17 +647,22 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
     k = _position(names, fold)
     series = np.where(np.isfinite(draws[k]), draws[k], np.nan)
     chains, count = series.shape
+    status = str(result.folds["status"].values[k])
+    if not np.isfinite(series).any():
+        raise ValueError(
+            f"the chains of fold {names[k]} have no finite log score to draw; its status is "
+            f"{status!r}"
+        )
     x = np.arange(1, count + 1)
     known = np.isfinite(series).cumsum(axis=1)
     running = np.nancumsum(series, axis=1) / np.where(known > 0, known, np.nan)
     bad = int(np.isnan(series).sum())
     with _figure(WIDTH, 1.6 + 0.5 * chains + 1.3) as figure:
         axes = figure.subplots(chains + 1, 1, sharex=True, height_ratios=[1.0] * chains + [2.2])
-        if np.isfinite(series).any():
-            low, high = np.nanmin(series), np.nanmax(series)
-            pad = 0.05 * (high - low) or 0.5
-            for ax in axes[:-1]:
-                ax.set_ylim(low - pad, high + pad)
+        low, high = np.nanmin(series), np.nanmax(series)
+        pad = 0.05 * (high - low) or 0.5
+        for ax in axes[:-1]:
+            ax.set_ylim(low - pad, high + pad)
         for chain, ax in enumerate(axes[:-1]):
             ax.plot(x, series[chain], color=_chain_colour(chain), linewidth=0.7)
             ax.set_ylabel(f"chain {chain + 1}", rotation=0, ha="right", va="center")
@@ -676,7 +687,7 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
             ],
             inches=1.0,
         )
-        rhat, status = result.mixing.rhat[k], str(result.folds["status"].values[k])
+        rhat = result.mixing.rhat[k]
         note = f"; {bad:,} of {series.size:,} draws not finite" if bad else ""
         _title(
             figure,
@@ -871,7 +882,7 @@ def _need_values(values: np.ndarray, score: Score, what: str) -> None:
 
 def _title(figure: Figure, *lines: str) -> None:
     """Text above the axes, from the figure's left edge, wrapped to its width."""
-    room = int(13.5 * figure.get_figwidth())
+    room = int(15.5 * figure.get_figwidth())
     wrapped = [part for line in lines for part in textwrap.wrap(line, room)]
     figure.suptitle("\n".join(wrapped), x=0.01, ha="left", fontsize=STYLE["axes.titlesize"])
 
@@ -1010,6 +1021,22 @@ def _rhat_axis(ax: Axes, values: np.ndarray) -> None:
     ax.yaxis.set_minor_locator(NullLocator())
 
 
+def _apart(at: Float[np.ndarray, " label"], size: Float[np.ndarray, " label"]) -> np.ndarray:
+    """Places near ``at`` for labels of the given sizes, so that neighbours do not overlap."""
+    order = np.argsort(at, kind="stable")
+    found, half = at[order], size[order] / 2
+    least = half[1:] + half[:-1]
+    for _ in range(200):
+        missing = np.maximum(least - np.diff(found), 0.0) / 2
+        if not (missing > 1e-4).any():
+            break
+        found[:-1] -= missing
+        found[1:] += missing
+    moved = np.empty_like(at)
+    moved[order] = found
+    return moved
+
+
 def _end_labels(
     ax: Axes, items: Sequence[tuple[float, str, str]], inches: float = 0.7 * HEIGHT
 ) -> None:
@@ -1020,14 +1047,7 @@ def _end_labels(
     scale = ax.transScale + ax.transLimits
     x = ax.get_xlim()[1]
     at = np.array([scale.transform((x, value))[1] for value, _, _ in items])
-    gap = 0.15 / inches
-    order = np.argsort(at)
-    moved = at.copy()
-    for here, after in pairwise(order):
-        lines = 1 + items[here][1].count("\n")
-        moved[after] = max(moved[after], moved[here] + gap * lines)
-    excess = max(moved[order[-1]] - 1.05, 0.0) if len(items) else 0.0
-    moved -= excess / 2
+    moved = _apart(at, np.array([0.15 / inches * (1 + text.count("\n")) for _, text, _ in items]))
     for (_, text, colour), place in zip(items, moved, strict=True):
         ax.annotate(
             text,
