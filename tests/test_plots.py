@@ -10,33 +10,57 @@ from scipy.stats import norm
 
 import foldwise as fw
 from foldwise import diagnostics, plots
+from foldwise.crossval import extend
 from foldwise.results import first_draws, recorded, summarise
 
-SETTINGS = {"chains": 4, "warmup": 30, "progress": False}
+
+@pytest.fixture(scope="module")
+def run(prepared):
+    """run(problem, draws, seed): cross-validation of one of the problems, or of part of one."""
+
+    def cross_validate(name, draws, seed, folds=None, **arguments):
+        problem, model, fit = prepared(name)
+        folds = problem.folds if folds is None else folds
+        arguments = {"warmup": 30, "progress": False, "fit": fit, **arguments}
+        return fw.cross_validate(model, folds, draws=draws, seed=seed, **arguments)
+
+    return cross_validate
 
 
-def cross_validate(problem, draws, seed, scores=None, **arguments):
-    model = problem.model()
-    fit = fw.fit(model, draws=300, warmup=200, seed=seed + 50, progress=False)
-    arguments = {**SETTINGS, **arguments}
-    return fw.cross_validate(
-        model, problem.folds, fit=fit, draws=draws, seed=seed, scores=scores, **arguments
+@pytest.fixture(scope="module")
+def less(seed):
+    """The regression without two of its columns, and its fit."""
+    full = problems.regression()
+    model = replace(full, X=full.X[:, :2], prior=full.prior[:2], name="less").model()
+    return model, fw.fit(model, draws=300, warmup=200, seed=200 + seed, progress=False)
+
+
+@pytest.fixture(scope="module")
+def pair(run, less, seed):
+    """Two regressions on eight named groups, all of three scores."""
+    folds = fw.leave_group_out(np.repeat([f"group {letter}" for letter in "abcdefgh"], 5))
+    settings = {"draws": 160, "scores": ("log", "crps", "mse")}
+    model, fit = less
+    other = fw.cross_validate(
+        model, folds, fit=fit, warmup=30, seed=seed + 1, progress=False, **settings
     )
+    return [run("regression", folds=folds, seed=seed, **settings), other]
 
 
 @pytest.fixture(scope="module")
-def pair(seed):
-    """Two regressions, the second without the column that matters, on eight named groups."""
-    group = np.repeat([f"group {letter}" for letter in "abcdefgh"], 5)
-    full = problems.regression(fw.leave_group_out(group))
-    less = replace(full, X=full.X[:, :2], prior=full.prior[:2], name="less")
-    names = ("log", "crps", "mse")
-    return [cross_validate(p, 160, seed + k, names) for k, p in enumerate((full, less))]
+def many(run, less, seed):
+    """Two regressions, leave-one-out over 40 rows."""
+    model, fit = less
+    folds = fw.leave_one_out(40)
+    other = fw.cross_validate(
+        model, folds, fit=fit, draws=60, warmup=30, seed=seed + 4, progress=False
+    )
+    return [run("regression", 60, seed + 3), other]
 
 
 @pytest.fixture(scope="module")
-def online(seed):
-    return cross_validate(problems.five_fold(), 100, seed, memory="online")
+def online(run, seed):
+    return run("five_fold", 60, seed, memory="online")
 
 
 def data(line):
@@ -80,31 +104,30 @@ def test_all_draws_give_the_result_itself(pair, score):
     same(found.score(score), pair[0].score(score))
 
 
-@pytest.mark.parametrize(
-    ("name", "scores"),
-    [("five_fold", None), ("autoregression", None), ("regression", "hyvarinen")],
-)
-def test_first_draws_are_those_of_a_shorter_run(name, scores, seed):
-    problem = getattr(problems, name)()
-    model = problem.model()
-    fit = fw.fit(model, draws=300, warmup=200, seed=7, progress=False)
-    run = {**SETTINGS, "fit": fit, "scores": scores, "seed": seed}
-    short = fw.cross_validate(model, problem.folds, draws=60, **run)
-    long = fw.cross_validate(model, problem.folds, draws=130, **run)
-    (main,) = long.scores
-    found = first_draws(long, 60).score(main)
-    shorter = short.score(main)
+@pytest.mark.parametrize("name", ["five_fold", "autoregression"])
+def test_first_draws_are_those_of_a_shorter_run(run, name, seed):
+    short, long = (run(name, draws, seed) for draws in (60, 130))
+    (score,) = long.scores
+    found, expected = first_draws(long, 60).score(score), short.score(score)
     for part in ("total", "se", "mcse"):
-        assert getattr(found, part) == pytest.approx(getattr(shorter, part), rel=1e-8), part
-    np.testing.assert_allclose(found.folds["mcse"], shorter.folds["mcse"], rtol=1e-7)
-    np.testing.assert_allclose(found.folds["rhat"], shorter.folds["rhat"], rtol=1e-10)
-    assert abs(found.total - long.score(main).total) > 1e-6
-    same_all = first_draws(long, 130).score(main)
-    assert same_all.total == pytest.approx(long.score(main).total, rel=1e-9)
+        assert getattr(found, part) == pytest.approx(getattr(expected, part), rel=1e-8), part
+    np.testing.assert_allclose(found.folds["mcse"], expected.folds["mcse"], rtol=1e-7)
+    np.testing.assert_allclose(found.folds["rhat"], expected.folds["rhat"], rtol=1e-10)
+    assert abs(found.total - long.score(score).total) > 1e-6
+    whole = first_draws(long, 130).score(score)
+    assert whole.total == pytest.approx(long.score(score).total, rel=1e-9)
 
 
-def test_first_draws_use_the_rungs(seed):
-    result = cross_validate(problems.hierarchical(), 60, seed)
+def test_first_draws_of_an_extended_run(run, seed):
+    short = run("normal_mean", 60, seed, scores="hyvarinen")
+    long = extend(short.run, 70, progress=False)
+    found = first_draws(long, 60).score("hyvarinen")
+    assert found.total == pytest.approx(short.score("hyvarinen").total, rel=1e-9)
+    assert found.mcse == pytest.approx(short.score("hyvarinen").mcse, rel=1e-7)
+
+
+def test_first_draws_use_the_rungs(run, seed):
+    result = run("hierarchical", 60, seed)
     assert recorded(result).rungs
     found = first_draws(result, 60).score("log")
     same(found, result.score("log"))
@@ -175,11 +198,11 @@ def test_progress_of_one_model(pair):
     assert "regression" in figure.get_suptitle()
 
 
-def test_models_of_different_lengths_end_at_their_comparison(pair, seed):
-    other = problems.regression(fw.leave_group_out(np.repeat(list("abcdefgh"), 5)))
-    short, shorter = (cross_validate(other, n, seed + n) for n in (60, 30))
-    y = data(fw.plot_progress(short, shorter).axes[0].lines[0])[1]
-    assert y[-1] == pytest.approx(fw.compare([short, shorter]).diff, rel=1e-9)
+def test_models_of_different_lengths_end_at_their_comparison(pair):
+    longer = extend(pair[0].run, 40, progress=False)
+    x, y = data(fw.plot_progress(longer, pair[1]).axes[0].lines[0])
+    assert x[-1] == 200
+    assert y[-1] == pytest.approx(fw.compare([longer, pair[1]]).diff, rel=1e-9)
 
 
 def test_errors(pair):
@@ -220,14 +243,6 @@ def test_difference_is_sorted_and_named(pair):
     bars = np.array([path.vertices[:, 0] for path in axes.collections[0].get_paths()])
     np.testing.assert_allclose(np.ptp(bars, axis=1), 4 * table["mcse"].values[order])
     assert "minus less" in figure.get_suptitle()
-
-
-@pytest.fixture(scope="module")
-def many(seed):
-    """Two models of 40 rows, leave-one-out."""
-    full = problems.regression()
-    less = replace(full, X=full.X[:, :2], prior=full.prior[:2], name="less")
-    return [cross_validate(p, 60, seed + k + 3) for k, p in enumerate((full, less))]
 
 
 def test_of_many_folds_the_ends_are_named_and_all_are_drawn(many):
@@ -367,14 +382,15 @@ def test_uniform_samples_stay_inside_the_band(rows, rng):
 # ---------------------------------------------------------------- what cannot be drawn
 
 
-def test_figures_of_results_without_draws(online, many, pair):
+@pytest.mark.filterwarnings("ignore::foldwise.compare.SeedWarning")
+def test_figures_of_results_without_draws(online, run):
     for draw in (fw.plot_progress, fw.plot_errors, fw.plot_rhat):
         with pytest.raises(ValueError, match=r'stored draws.*memory="draws"'):
             draw(online)
     with pytest.raises(ValueError, match="stored draws"):
         fw.plot_chains(online, 0)
     with pytest.raises(ValueError, match="stored draws"):
-        fw.plot_probability(online, cross_validate(problems.five_fold(), 60, 99))
+        fw.plot_probability(online, run("five_fold", 60, 99))
     assert len(marks(fw.plot_ess(online).axes[0])) == 5
     assert len(marks(fw.plot_pareto_k(online).axes[0])) == 5
     (mark,) = fw.plot_rhat_max(online).axes[0].lines
@@ -383,18 +399,16 @@ def test_figures_of_results_without_draws(online, many, pair):
         fw.plot_pit(online)
 
 
-def test_figures_of_merged_results(seed):
-    problem = problems.regression()
-    parts = [
-        cross_validate(replace(problem, folds=problem.folds[part]), 60, seed + k)
-        for k, part in enumerate((slice(0, 20), slice(20, 40)))
-    ]
+def test_figures_of_merged_results(run, seed):
+    folds = fw.leave_one_out(30)
+    parts = [run("normal_mean", 60, seed + k, folds[k::2]) for k in range(2)]
     merged = fw.merge(parts)
     with pytest.raises(ValueError, match=r"merged.*use the parts"):
         fw.plot_progress(merged)
-    assert len(fw.plot_rhat(merged).axes[0].lines) == 40
-    assert len(marks(fw.plot_ess(merged).axes[0])) == 40
-    fw.plot_chains(merged, 30)
+    assert len(fw.plot_rhat(merged).axes[0].lines) == 30
+    assert len(marks(fw.plot_ess(merged).axes[0])) == 30
+    traces = fw.plot_chains(merged, 17).axes
+    np.testing.assert_array_equal(data(traces[0].lines[0])[1], parts[1].draws.values[8, 0])
 
 
 def test_what_cannot_be_drawn(pair, many):

@@ -339,7 +339,8 @@ def first_draws(
     from the same full-data draws and rungs, and R-hat by fold. What is counted over whole chains
     (acceptance, divergences, Pareto k, status) and the R-hat-max benchmark are left out. Needs
     stored draws. Scores by row and others than log scores are recorded in blocks of
-    ``info["batch"]`` draws, so ``draws`` must be a multiple of it, or all of them.
+    ``info["batch"]`` draws, so ``draws`` must be a multiple of it, or all of them; Hyvarinen scores
+    keep the bridge constants that were chosen for the whole run.
 
     ``evidence`` is what ``recorded(result)`` gives, for callers that ask for several lengths.
     """
