@@ -82,6 +82,10 @@ def marks(axes):
     return found[np.argsort(found[:, 1])]
 
 
+def title(figure):
+    return figure.get_suptitle().replace("\n", " ")
+
+
 def same(one, two, tolerance=1e-8):
     for name in ("total", "se", "mcse", "ess", "p"):
         value, other = getattr(one, name), getattr(two, name)
@@ -195,7 +199,7 @@ def test_progress_of_one_model(pair):
     assert y[-1] == pytest.approx(pair[0].elpd, rel=1e-9)
     assert y[3] == pytest.approx(first_draws(pair[0], int(x[3])).elpd, rel=1e-9)
     assert figure.axes[0].get_ylabel() == "elpd"
-    assert "regression" in figure.get_suptitle()
+    assert "regression" in title(figure)
 
 
 def test_models_of_different_lengths_end_at_their_comparison(pair):
@@ -242,7 +246,7 @@ def test_difference_is_sorted_and_named(pair):
     assert names == list(table["fold"].values[order])
     bars = np.array([path.vertices[:, 0] for path in axes.collections[0].get_paths()])
     np.testing.assert_allclose(np.ptp(bars, axis=1), 4 * table["mcse"].values[order])
-    assert "minus less" in figure.get_suptitle()
+    assert "minus less" in title(figure)
 
 
 def test_of_many_folds_the_ends_are_named_and_all_are_drawn(many):
@@ -274,15 +278,14 @@ def test_folds_that_are_not_a_number_are_counted(pair):
     broken = spoiled(pair[0], lambda draws: draws.__setitem__((2, 1, 5), np.nan))
     with pytest.warns(Warning, match="left out"):
         figure = fw.plot_difference(broken, pair[1])
-    assert "1 of 8 folds left out" in figure.get_suptitle()
+    assert "1 of 8 folds left out" in title(figure)
     assert len(marks(figure.axes[0])) == 7
     with pytest.warns(Warning, match="left out"):
         figure = fw.plot_progress(broken, pair[1])
-    assert "1 of 8 folds left out" in figure.get_suptitle().replace("\n", " ")
-    title = fw.plot_chains(broken, "group c").get_suptitle()
-    assert "1 of 640 draws not finite" in title.replace("\n", " ")
-    assert "1 folds not a number" in fw.plot_ess(broken).get_suptitle().replace("\n", " ")
-    assert "1 folds not a number" in fw.plot_rhat(broken).get_suptitle().replace("\n", " ")
+    assert "1 of 8 folds left out" in title(figure)
+    assert "1 of 640 draws not finite" in title(fw.plot_chains(broken, "group c"))
+    assert "1 fold not a number" in title(fw.plot_ess(broken))
+    assert "1 fold not a number" in title(fw.plot_rhat(broken))
     gone = spoiled(pair[0], lambda draws: draws.__setitem__(2, np.nan))
     with pytest.raises(ValueError, match="group c have no finite log score"):
         fw.plot_chains(gone, "group c")
@@ -344,11 +347,11 @@ def test_a_sick_chain_is_seen(pair, kind):
     sick = spoiled(pair[0], change)
     axes = fw.plot_rhat_max(sick).axes[0]
     assert [text.get_text() for text in axes.texts][-1] == "0%"
-    assert "1 of 8 folds above the limit" in fw.plot_rhat(sick).get_suptitle()
+    assert "1 of 8 folds above the limit" in title(fw.plot_rhat(sick))
     figure = fw.plot_chains(sick, "group d")
     *traces, running = figure.axes
     status = "stuck chain" if kind == "stuck" else "chains disagree"
-    assert len(traces) == 4 and status in figure.get_suptitle()
+    assert len(traces) == 4 and status in title(figure)
     series = sick.draws.values[3]
     for chain, trace in enumerate(traces):
         np.testing.assert_array_equal(data(trace.lines[0])[1], series[chain])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from foldwise import diagnostics
@@ -742,7 +742,7 @@ def plot_pit(result: CVResult, seed: int = 0) -> Figure:
         _title(
             figure,
             f"{_model_name(result)}: PIT of {rows:,} held-out rows; "
-            f"grey: 95 % if calibrated{_unknown(every, 'rows')}",
+            f"grey: 95 % if calibrated{_unknown(every, 'row')}",
         )
     return figure
 
@@ -882,9 +882,22 @@ def _need_values(values: np.ndarray, score: Score, what: str) -> None:
 
 def _title(figure: Figure, *lines: str) -> None:
     """Text above the axes, from the figure's left edge, wrapped to its width."""
-    room = int(15.5 * figure.get_figwidth())
-    wrapped = [part for line in lines for part in textwrap.wrap(line, room)]
+    room = 72.0 * 0.98 * figure.get_figwidth()
+    wrapped = [part for line in lines for part in _wrap(line, room)]
     figure.suptitle("\n".join(wrapped), x=0.01, ha="left", fontsize=STYLE["axes.titlesize"])
+
+
+def _wrap(line: str, room: float) -> list[str]:
+    """Words of ``line`` in as many lines as it takes for each to fit into ``room`` points."""
+    found = [""]
+    for word in line.split():
+        longer = f"{found[-1]} {word}".strip()
+        width = TextPath((0.0, 0.0), longer, size=STYLE["axes.titlesize"]).get_extents().width
+        if found[-1] and width > room:
+            found.append(word)
+        else:
+            found[-1] = longer
+    return found
 
 
 def _quantity(name: str) -> str:
@@ -903,7 +916,7 @@ def _measure(found: Comparison) -> str:
 
 def _of(found: Comparison) -> str:
     """Which models a difference is of, and its direction."""
-    first, second = (_short(name, 20) for name in found.names)
+    first, second = (_short(name) for name in found.names)
     joined = "against" if find_rule(found.score).sign < 0 else "minus"
     return f"{first} {joined} {second}"
 
@@ -912,9 +925,10 @@ def _left_out(count: int, result: CVResult) -> str:
     return f"; {count} of {result.folds.sizes['fold']} folds left out" if count else ""
 
 
-def _unknown(values: np.ndarray, what: str = "folds") -> str:
+def _unknown(values: np.ndarray, what: str = "fold") -> str:
     count = int((~np.isfinite(values)).sum())
-    return f"; {count} {what} not a number, not drawn" if count else ""
+    plural = "" if count == 1 else "s"
+    return f"; {count} {what}{plural} not a number, not drawn" if count else ""
 
 
 def _short(name: Any, most: int = _NAME) -> str:
@@ -943,9 +957,9 @@ def _error(value: float) -> str:
 def _percent(value: float) -> str:
     if not np.isfinite(value):
         return "unknown"
-    if 0.999 <= value < 1.0:
+    if value > 0.999:  # a normal probability is never quite one
         return "over 99.9 %"
-    if 0.0 < value <= 0.001:
+    if value < 0.001:
         return "under 0.1 %"
     return f"{100 * value:.1f} %"
 
@@ -955,8 +969,8 @@ def _sides(ax: Axes, names: list[str]) -> None:
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, -0.02 * high), max(high, -0.02 * low))
     for at, align, text, colour in (
-        (0.0, "left", f"← {_short(names[1], 16)} better", RED),
-        (1.0, "right", f"{_short(names[0], 16)} better →", BLUE),
+        (0.0, "left", f"← {_short(names[1], 22)} better", RED),
+        (1.0, "right", f"{_short(names[0], 22)} better →", BLUE),
     ):
         ax.text(
             at,
