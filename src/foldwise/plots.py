@@ -892,8 +892,8 @@ def _wrap(line: str, room: float) -> list[str]:
     found = [""]
     for word in line.split():
         longer = f"{found[-1]} {word}".strip()
-        width = TextPath((0.0, 0.0), longer, size=STYLE["axes.titlesize"]).get_extents().width
-        if found[-1] and width > room:
+        path = TextPath((0.0, 0.0), longer, size=STYLE["axes.titlesize"])
+        if found[-1] and path.vertices[:, 0].max() > room:
             found.append(word)
         else:
             found[-1] = longer
