@@ -691,7 +691,7 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
         note = f"; {bad:,} of {series.size:,} draws not finite" if bad else ""
         _title(
             figure,
-            f"log score by chain in fold {_short(names[k], 40)}",
+            f"log score by chain in fold {_short(names[k], 30)}",
             f"R-hat {rhat:.3f} (limit {result.mixing.limit:.3f}); status: {status}{note}",
         )
     return figure

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from foldwise.crossval import Run
+    from foldwise.folds import Folds
     from foldwise.model import Model
 
 
@@ -295,7 +296,7 @@ def summarise(run: Run) -> CVResult:
     for name in settings.scores:
         found = estimate(evidence, name, settings.estimator)
         columns = _diagnostics(run, found, mixing, _tails(run, found), stuck)
-        scores[name] = _score(evidence, found, columns)
+        scores[name] = _score(folds, evidence, found, columns)
     draws = None
     if evidence.draws is not None:
         draws = xr.DataArray(
@@ -362,7 +363,7 @@ def first_draws(
     by_fold = diagnostics.fold_rhat(shorter.sums)
     found = estimate(shorter, name, result.info["estimator"])
     return CVResult(
-        {name: _score(shorter, found, {"rhat": by_fold})},
+        {name: _score(shorter.folds, shorter, found, {"rhat": by_fold})},
         diagnostics.Mixing(by_fold, np.zeros(0), draws),
         result.test,
         {**result.info, "draws": draws, "batch": shorter.sums.length},
@@ -473,11 +474,11 @@ def _effective(evidence: Evidence, found: Estimate) -> np.ndarray:
     return np.where(found.noise > 0, draws, np.nan)
 
 
-def _score(evidence: Evidence, found: Estimate, more: dict[str, np.ndarray]) -> Score:
+def _score(folds: Folds, evidence: Evidence, found: Estimate, more: dict[str, np.ndarray]) -> Score:
     """A score with its tables, whose columns by fold are the estimate's and ``more``."""
     import xarray as xr
 
-    folds, name = evidence.folds, column(found.name)
+    name = column(found.name)
     size = folds.n_test if find_rule(found.name).aggregate is not None else 1.0
     columns: dict[str, Any] = {
         name: found.score / size,
