@@ -1,5 +1,7 @@
 """foldwise: brute-force cross-validation of Bayesian models, all folds at once."""
 
+from typing import TYPE_CHECKING, Any
+
 from foldwise.adapters.numpyro import from_numpyro
 from foldwise.adapters.pymc import from_bambi, from_pymc
 from foldwise.compare import Comparison, compare
@@ -24,6 +26,21 @@ from foldwise.folds import (
 from foldwise.model import Model
 from foldwise.results import CVResult, load, merge
 from foldwise.runtime import configure
+
+if TYPE_CHECKING:
+    from foldwise.plots import (
+        plot_chains,
+        plot_difference,
+        plot_errors,
+        plot_ess,
+        plot_pareto_k,
+        plot_pit,
+        plot_probability,
+        plot_progress,
+        plot_rhat,
+        plot_rhat_max,
+        save_figures,
+    )
 
 __all__ = [
     "CVResult",
@@ -51,9 +68,34 @@ __all__ = [
     "load",
     "merge",
     "model_family",
+    "plot_chains",
+    "plot_difference",
+    "plot_errors",
+    "plot_ess",
+    "plot_pareto_k",
+    "plot_pit",
+    "plot_probability",
+    "plot_progress",
+    "plot_rhat",
+    "plot_rhat_max",
+    "save_figures",
     "spatial_block",
     "stratified_k_fold",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # figures load matplotlib, so only when asked for
+    if name in __all__ and name.startswith(("plot_", "save_figures")):
+        from foldwise import plots
+
+        return getattr(plots, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 configure()

@@ -51,15 +51,19 @@ def _solve_chunk(own: np.ndarray, partner: np.ndarray, log_odds: np.ndarray) -> 
     low = np.nanmin(finite, axis=1) - np.abs(log_odds) - 10.0
     high = np.nanmax(finite, axis=1) + np.abs(log_odds) + 10.0
     eta = np.nanmedian(finite, axis=1)
+    open_ = np.arange(len(own))  # folds that still move: some need many bisections, most do not
     for _ in range(100):
-        a, a_slope = _log_mean(own - eta[:, None])
-        b, b_slope = _log_mean(eta[:, None] - partner)
-        gap = a + log_odds - b
-        low, high = np.where(gap > 0, eta, low), np.where(gap > 0, high, eta)
-        newton = eta + gap / np.maximum(a_slope + b_slope, 1e-12)
-        new = np.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
-        moved, eta = np.abs(new - eta), new
-        if np.all(moved < 1e-9):
+        here = eta[open_]
+        a, a_slope = _log_mean(own[open_] - here[:, None])
+        b, b_slope = _log_mean(here[:, None] - partner[open_])
+        gap = a + log_odds[open_] - b
+        low[open_] = np.where(gap > 0, here, low[open_])
+        high[open_] = np.where(gap > 0, high[open_], here)
+        newton = here + gap / np.maximum(a_slope + b_slope, 1e-12)
+        inside = (newton > low[open_]) & (newton < high[open_])
+        eta[open_] = np.where(inside, newton, 0.5 * (low[open_] + high[open_]))
+        open_ = open_[np.abs(eta[open_] - here) >= 1e-9]
+        if not len(open_):
             break
     return eta
 

@@ -196,16 +196,7 @@ def compare(
     _warn_of_seeds(named)
     chosen = {name: result.score(score) for name, result in named.items()}
     used = _finite_in_all(chosen)
-    by_row = all(s.rows is not None for s in chosen.values())
-    sign = find_rule(score).sign
-    parts, slopes = zip(
-        *(total_units(score, s.folds, s.rows if by_row else None, used) for s in chosen.values()),
-        strict=True,
-    )
-    contributions = sign * np.column_stack(parts)
-    mcse = np.array([_mcse(s, used, b) for s, b in zip(chosen.values(), slopes, strict=True)])
-    first = next(iter(chosen.values()))
-    repeats = unit_repeats(first.folds, first.rows if by_row else None, used)
+    contributions, mcse, repeats = paired_units(score, chosen, used)
     return Comparison(
         score=score,
         table=_table(score, chosen, contributions, repeats, mcse, used),
@@ -213,12 +204,34 @@ def compare(
         units=contributions,
         repeats=repeats,
         model_mcse=mcse,
-        unit="row" if by_row else "fold",
+        unit="row" if _by_row(chosen) else "fold",
         left_out=int((~used).sum()),
         ess=_ess(named, score, used),
         rhat_max=_rhat_max(named),
         rhat_benchmark=_benchmark(named),
     )
+
+
+def paired_units(
+    score: str, chosen: dict[str, Score], used: Bool[np.ndarray, " fold"]
+) -> tuple[Float[np.ndarray, "unit model"], Float[np.ndarray, " model"], float]:
+    """What each unit of the ``used`` folds contributes to the models' totals, higher being better.
+
+    With the Monte Carlo errors of those totals, and how often the units test each row.
+    """
+    by_row = _by_row(chosen)
+    parts, slopes = zip(
+        *(total_units(score, s.folds, s.rows if by_row else None, used) for s in chosen.values()),
+        strict=True,
+    )
+    contributions = find_rule(score).sign * np.column_stack(parts)
+    mcse = np.array([_mcse(s, used, b) for s, b in zip(chosen.values(), slopes, strict=True)])
+    first = next(iter(chosen.values()))
+    return contributions, mcse, unit_repeats(first.folds, first.rows if by_row else None, used)
+
+
+def _by_row(chosen: dict[str, Score]) -> bool:
+    return all(score.rows is not None for score in chosen.values())
 
 
 # ---------------------------------------------------------------- what can be compared

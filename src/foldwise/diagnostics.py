@@ -126,6 +126,13 @@ class Mixing:
         return min(float(np.quantile(self.benchmark, 0.99)), most)
 
 
+def fold_rhat(sums: RunningSums) -> Float[np.ndarray, " fold"]:
+    """R-hat of each fold's log score, from block sums."""
+    blocks = len(sums.block_draws)
+    total, square = (part[..., :blocks].sum(axis=-1) for part in (sums.total, sums.square))
+    return rhat(total, square, int(sums.draws[0]))
+
+
 def mixing(sums: RunningSums, seed: int) -> Mixing:
     """R-hat by fold and the R-hat-max benchmark, from block sums.
 
@@ -136,8 +143,7 @@ def mixing(sums: RunningSums, seed: int) -> Mixing:
     """
     counts = sums.block_draws
     total, square = sums.total[..., : len(counts)], sums.square[..., : len(counts)]
-    draws = int(counts.sum())
-    by_fold = rhat(total.sum(axis=-1), square.sum(axis=-1), draws)
+    draws, by_fold = int(counts.sum()), fold_rhat(sums)
     edges = np.unique(np.arange(SHUFFLE_BLOCKS) * len(counts) // SHUFFLE_BLOCKS)
     position_total = np.add.reduceat(total, edges, axis=-1)
     position_square = np.add.reduceat(square, edges, axis=-1).sum(axis=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +72,42 @@ class Evidence:
     def n_draws(self) -> int:
         """Draws of each chain."""
         return int(self.sums.draws[0])
+
+    def first(self, draws: int, blocks: bool) -> Evidence:
+        """What the first ``draws`` draws of every chain recorded, from stored draws.
+
+        ``blocks`` asks for the sums by row and the contributions too, which are only kept by block
+        of ``sums.length`` draws: ``draws`` must then end a block, and blocks keep their length.
+        What is kept over whole chains (rows' squares and largest values) becomes unknown. Without
+        ``blocks`` there are none of these, and blocks have the length of a run of ``draws``.
+        """
+        if self.draws is None:
+            raise ValueError("the first draws of a run need stored draws, but this one kept sums")
+        length, chains = self.sums.length, self.chains
+        stored = self.draws[:, :, :draws]
+        sums = RunningSums.empty(len(self.folds), chains, length if blocks else self.sums.batch)
+        sums.update(np.arange(len(self.folds)), stored)
+        count, contributions = -(-draws // length), {}
+        if blocks:
+            if self.sums.row_log_sum is not None:
+                rows = len(self.sums.row_log_sum)
+                sums.row_start = self.sums.row_start
+                sums.row_log_sum = self.sums.row_log_sum[..., :count]
+                sums.row_log_square = np.full((rows, chains), np.nan)
+                sums.row_largest = np.full((rows, 1), -np.inf)
+            contributions = {
+                name: replace(kept, total=kept.total[:, :, :count])
+                for name, kept in self.contributions.items()
+            }
+        return replace(
+            self,
+            sums=sums,
+            draws=stored,
+            rungs=[replace(rung, scores=rung.scores[..., :draws]) for rung in self.rungs],
+            contributions=contributions,
+            replicate=None if self.replicate is None else self.replicate[..., :draws],
+            position=None,
+        )
 
 
 @dataclass(frozen=True)

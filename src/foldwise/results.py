@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foldwise import diagnostics
-from foldwise.evidence import Estimate
+from foldwise.checks import check_count
+from foldwise.evidence import Estimate, Evidence
 from foldwise.rules import JOINT_RESIDUALS, LOG_SCORES, column, find_rule
 from foldwise.scores import calibration, estimate
 from foldwise.special import normal_cdf
@@ -22,11 +23,30 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from foldwise.crossval import Run
+    from foldwise.folds import Folds
     from foldwise.model import Model
 
 
 # Rows of a fold whose tails are fitted for a score by row.
 _TAIL_ROWS = 5
+# Columns of the table by fold, after the score itself.
+_COLUMNS = (
+    "mcse",
+    "ess",
+    "rhat",
+    "pareto_k",
+    "overlap",
+    "p",
+    "acceptance",
+    "divergences",
+    "n_train",
+    "n_test",
+    "weight",
+    "spread",
+    "noise",
+    "estimator",
+    "status",
+)
 
 
 class FoldWarning(UserWarning):
@@ -275,7 +295,8 @@ def summarise(run: Run) -> CVResult:
     scores = {}
     for name in settings.scores:
         found = estimate(evidence, name, settings.estimator)
-        scores[name] = _score(run, found, mixing, _tails(run, found), stuck)
+        columns = _diagnostics(run, found, mixing, _tails(run, found), stuck)
+        scores[name] = _score(folds, evidence, found, columns)
     draws = None
     if evidence.draws is not None:
         draws = xr.DataArray(
@@ -291,6 +312,68 @@ def summarise(run: Run) -> CVResult:
     result = CVResult(scores, mixing, test, _info(run), draws, _calibration_table(run), run)
     warn_of_flags(result, stacklevel=4)
     return result
+
+
+def recorded(result: CVResult) -> Evidence:
+    """What the run behind ``result`` has recorded, whether the result is fresh or loaded."""
+    if result.run is not None:
+        return result.run.evidence
+    if "state" not in result.info:
+        raise ValueError(
+            "estimates from fewer draws need what a run recorded, but this result was merged "
+            "from several runs, which keeps their scores only; use the parts it was merged from"
+        )
+    from foldwise.storage import restore_evidence
+
+    return restore_evidence(result)
+
+
+def first_draws(
+    result: CVResult,
+    draws: int,
+    score: str | None = None,
+    evidence: Evidence | None = None,
+) -> CVResult:
+    """What ``result`` would be had every chain stopped after its first ``draws`` draws.
+
+    Only the one ``score`` (the first, unless named) is estimated again, by the same estimators
+    from the same full-data draws and rungs, and R-hat by fold. What is counted over whole chains
+    (acceptance, divergences, Pareto k, status) and the R-hat-max benchmark are left out. Needs
+    stored draws. Scores by row and others than log scores are recorded in blocks of
+    ``info["batch"]`` draws, so ``draws`` must be a multiple of it, or all of them; Hyvarinen scores
+    keep the bridge constants that were chosen for the whole run.
+
+    ``evidence`` is what ``recorded(result)`` gives, for callers that ask for several lengths.
+    """
+    name = result.score(score or result._main.name).name
+    evidence = recorded(result) if evidence is None else evidence
+    if evidence.draws is None:
+        raise ValueError(
+            'estimates from fewer draws need stored draws, but memory="online" keeps none; run '
+            'cross_validate(..., memory="draws")'
+        )
+    check_count("draws", draws, 1)
+    blocks, length = in_blocks(evidence, name), evidence.sums.length
+    if draws > evidence.n_draws or (blocks and draws % length and draws < evidence.n_draws):
+        step = f"a multiple of {length}, " if blocks else ""
+        raise ValueError(
+            f"draws must be {step}at most the {evidence.n_draws} of each chain, got {draws}"
+        )
+    shorter = evidence.first(draws, blocks)
+    by_fold = diagnostics.fold_rhat(shorter.sums)
+    found = estimate(shorter, name, result.info["estimator"])
+    return CVResult(
+        {name: _score(shorter.folds, shorter, found, {"rhat": by_fold})},
+        diagnostics.Mixing(by_fold, np.zeros(0), draws),
+        result.test,
+        {**result.info, "draws": draws, "batch": shorter.sums.length},
+    )
+
+
+def in_blocks(evidence: Evidence, name: str) -> bool:
+    """Whether the score ``name`` comes from sums over blocks of draws, not from stored draws."""
+    by_row = name == "log_pointwise" and evidence.sums.row_log_sum is not None
+    return by_row or name not in LOG_SCORES
 
 
 def _calibration_table(run: Run) -> xr.Dataset | None:
@@ -351,19 +434,15 @@ def _info(run: Run) -> dict[str, Any]:
     }
 
 
-def _score(
+def _diagnostics(
     run: Run,
     found: Estimate,
     mixing: diagnostics.Mixing,
     tail: np.ndarray,
     stuck: np.ndarray,
-) -> Score:
-    import xarray as xr
-
-    evidence, folds = run.evidence, run.folds
-    count = evidence.chains * evidence.n_draws
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ess = np.where(found.noise > 0, count * found.spread / found.noise, np.nan)
+) -> dict[str, np.ndarray]:
+    """Columns of the table by fold that say how well it was sampled."""
+    evidence = run.evidence
     acceptance = run.acceptance / evidence.n_draws
     # a score that is not a number where the log densities are: the predictions are degenerate
     degenerate = ~np.isfinite(found.score) & (evidence.sums.undefined == 0) & (not found.weighted)
@@ -377,50 +456,67 @@ def _score(
         overlap=found.overlap,
         tail=tail,
         bridged=found.bridged,
-        ess=ess,
+        ess=_effective(evidence, found),
         acceptance=acceptance,
     )
+    return {
+        "rhat": mixing.rhat,
+        "pareto_k": tail,
+        "acceptance": acceptance,
+        "divergences": run.divergences.copy(),
+        "status": status.astype(object),
+    }
+
+
+def _effective(evidence: Evidence, found: Estimate) -> np.ndarray:
+    """Effective number of draws of each fold."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = evidence.chains * evidence.n_draws * found.spread / found.noise
+    return np.where(found.noise > 0, draws, np.nan)
+
+
+def _score(folds: Folds, evidence: Evidence, found: Estimate, more: dict[str, np.ndarray]) -> Score:
+    """A score with its tables, whose columns by fold are the estimate's and ``more``."""
+    import xarray as xr
+
     name = column(found.name)
     size = folds.n_test if find_rule(found.name).aggregate is not None else 1.0
+    columns: dict[str, Any] = {
+        name: found.score / size,
+        "mcse": np.sqrt(found.variance) / size,
+        "ess": _effective(evidence, found),
+        "overlap": found.overlap,
+        "p": found.full_score - found.score,
+        "n_train": folds.n_train,
+        "n_test": folds.n_test,
+        "weight": folds.fold_weight,
+        "spread": found.spread,
+        "noise": found.noise,
+        "estimator": np.where(found.bridged, "bridge", "mean"),
+        **more,
+    }
     table = xr.Dataset(
-        {
-            name: ("fold", found.score / size),
-            "mcse": ("fold", np.sqrt(found.variance) / size),
-            "ess": ("fold", ess),
-            "rhat": ("fold", mixing.rhat),
-            "pareto_k": ("fold", tail),
-            "overlap": ("fold", found.overlap),
-            "p": ("fold", found.full_score - found.score),
-            "acceptance": ("fold", acceptance),
-            "divergences": ("fold", run.divergences.copy()),
-            "n_train": ("fold", folds.n_train),
-            "n_test": ("fold", folds.n_test),
-            "weight": ("fold", folds.fold_weight),
-            "spread": ("fold", found.spread),
-            "noise": ("fold", found.noise),
-            "estimator": ("fold", np.where(found.bridged, "bridge", "mean")),
-            "status": ("fold", status.astype(object)),
-        },
+        {key: ("fold", columns[key]) for key in (name, *_COLUMNS) if key in columns},
         coords={"fold": folds.names},
     )
     rows = None
     if found.rows is not None and found.row_variance is not None:
-        columns = {
+        by_row = {
             name: ("test_row", found.rows),
             "mcse": ("test_row", np.sqrt(found.row_variance)),
             "weight": ("test_row", folds.test_weight),
             "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
         }
         if found.name in LOG_SCORES:
-            columns["p"] = ("test_row", evidence.full_rows - found.rows)
+            by_row["p"] = ("test_row", evidence.full_rows - found.rows)
         else:
-            columns["observed"] = ("test_row", evidence.observed)
-        rows = xr.Dataset(columns, coords={"row": ("test_row", folds.test_rows)})
+            by_row["observed"] = ("test_row", evidence.observed)
+        rows = xr.Dataset(by_row, coords={"row": ("test_row", folds.test_rows)})
     return finish_score(
         found.name,
         table,
         rows,
-        count,
+        evidence.chains * evidence.n_draws,
         found.own_variance,
         found.full_influence,
         found.full_variance,

@@ -516,28 +516,44 @@ def _run_parts(run: Run) -> dict[str, Any]:
     return {**parts, "evidence": evidence, "sampler": sampler}
 
 
-def restore_run(result: CVResult, model: Model) -> Run:
-    """The run behind a loaded ``result``, ready to go on, with the functions of ``model``."""
+def restore_evidence(result: CVResult) -> Evidence:
+    """What the run behind a loaded ``result`` has recorded."""
+    groups = _state(result).tree.children
+    return _evidence(result, _unpack(groups["folds"]), _unpack(groups["evidence"]))
+
+
+def _evidence(result: CVResult, folds: Folds, saved: dict[str, Any]) -> Evidence:
+    """The evidence that was saved, with the draws that the result holds."""
+    if saved["draws"] is not None:
+        assert result.draws is not None
+        both = [result.draws.values[..., None], saved["draws"]]
+        saved["draws"] = np.ascontiguousarray(np.concatenate(both, axis=3))
+    return Evidence(folds=folds, **saved)
+
+
+def _state(result: CVResult) -> SavedState:
     state = result.info.get("state")
     if not isinstance(state, SavedState):
         raise ValueError(
             "only a result loaded from a file, with the state of its chains, can be taken up "
             "again, but this one has no such state; extend its parts and merge them"
         )
-    parts = _unpack(state.tree)
+    return state
+
+
+def restore_run(result: CVResult, model: Model) -> Run:
+    """The run behind a loaded ``result``, ready to go on, with the functions of ``model``."""
+    parts = _unpack(_state(result).tree)
     evidence, saved = parts.pop("evidence"), parts.pop("sampler")
     folds, fit, settings = parts["folds"], parts["fit"], parts["settings"]
     _check_model(model, fit, folds, evidence["full"], result.test.get("y"))
-    if evidence["draws"] is not None:
-        assert result.draws is not None
-        both = [result.draws.values[..., None], evidence["draws"]]
-        evidence["draws"] = np.ascontiguousarray(np.concatenate(both, axis=3))
+    recorded = _evidence(result, folds, evidence)
     start = saved["position"]
     # warm-up and tuning are done: pilots lend the program their shapes, and nothing is refined
     sampler = Sampler(
         model=model,
         folds=folds,
-        previous=evidence["previous"],
+        previous=recorded.previous,
         metric=saved["metric"],
         pilot_metric=_pilot_metric(saved["metric"]),
         refine=None,
@@ -550,7 +566,7 @@ def restore_run(result: CVResult, model: Model) -> Run:
     )
     sampler.steps, sampler.step_size = saved["steps"], saved["step_size"]
     sampler.done, sampler.gradients = saved["done"], saved["gradients"]
-    return Run(model=model, sampler=sampler, evidence=Evidence(folds=folds, **evidence), **parts)
+    return Run(model=model, sampler=sampler, evidence=recorded, **parts)
 
 
 def _pilot_metric(metric: Metric) -> Metric:

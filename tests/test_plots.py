@@ -1,0 +1,479 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import problems
+import pytest
+from matplotlib.figure import Figure
+from scipy.stats import norm
+
+import foldwise as fw
+from foldwise import diagnostics, plots
+from foldwise.crossval import extend
+from foldwise.results import first_draws, recorded, summarise
+
+
+@pytest.fixture(scope="module")
+def run(prepared):
+    """run(problem, draws, seed): cross-validation of one of the problems, or of part of one."""
+
+    def cross_validate(name, draws, seed, folds=None, **arguments):
+        problem, model, fit = prepared(name)
+        folds = problem.folds if folds is None else folds
+        arguments = {"warmup": 30, "progress": False, "fit": fit, **arguments}
+        return fw.cross_validate(model, folds, draws=draws, seed=seed, **arguments)
+
+    return cross_validate
+
+
+@pytest.fixture(scope="module")
+def less(seed):
+    """The regression without two of its columns, and its fit."""
+    full = problems.regression()
+    model = replace(full, X=full.X[:, :2], prior=full.prior[:2], name="less").model()
+    return model, fw.fit(model, draws=300, warmup=200, seed=200 + seed, progress=False)
+
+
+@pytest.fixture(scope="module")
+def pair(run, less, seed):
+    """Two regressions on eight named groups, all of three scores."""
+    folds = fw.leave_group_out(np.repeat([f"group {letter}" for letter in "abcdefgh"], 5))
+    settings = {"draws": 160, "scores": ("log", "crps", "mse")}
+    model, fit = less
+    other = fw.cross_validate(
+        model, folds, fit=fit, warmup=30, seed=seed + 1, progress=False, **settings
+    )
+    return [run("regression", folds=folds, seed=seed, **settings), other]
+
+
+@pytest.fixture(scope="module")
+def many(run, less, seed):
+    """Two regressions, leave-one-out over 40 rows."""
+    model, fit = less
+    folds = fw.leave_one_out(40)
+    other = fw.cross_validate(
+        model, folds, fit=fit, draws=60, warmup=30, seed=seed + 4, progress=False
+    )
+    return [run("regression", 60, seed + 3), other]
+
+
+@pytest.fixture(scope="module")
+def online(run, seed):
+    return run("five_fold", 60, seed, memory="online")
+
+
+def data(line):
+    return np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
+
+
+def band(axes):
+    """Lower and upper edge of the first band, by x."""
+    vertices = axes.collections[0].get_paths()[0].vertices
+    x = np.unique(vertices[:, 0])
+    edges = [vertices[vertices[:, 0] == value, 1] for value in x]
+    return x, np.array([e.min() for e in edges]), np.array([e.max() for e in edges])
+
+
+def marks(axes):
+    """Value and row of every mark of a panel."""
+    found = [c.get_offsets() for c in axes.collections if hasattr(c, "get_sizes")]
+    found = np.concatenate([np.asarray(f) for f in found if len(f)])
+    return found[np.argsort(found[:, 1])]
+
+
+def title(figure):
+    return figure.get_suptitle().replace("\n", " ")
+
+
+def same(one, two, tolerance=1e-8):
+    for name in ("total", "se", "mcse", "ess", "p"):
+        value, other = getattr(one, name), getattr(two, name)
+        np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance, err_msg=name)
+    for name in one.folds:
+        if one.folds[name].dtype.kind == "f":
+            np.testing.assert_allclose(
+                one.folds[name], two.folds[name], rtol=tolerance, atol=tolerance, err_msg=name
+            )
+
+
+# ---------------------------------------------------------------- the first draws of a run
+
+
+@pytest.mark.parametrize("score", ["log", "crps", "mse"])
+def test_all_draws_give_the_result_itself(pair, score):
+    found = first_draws(pair[0], 160, score)
+    assert set(found.folds) < set(pair[0].score(score).folds)
+    assert list(found.scores) == [score]
+    same(found.score(score), pair[0].score(score))
+
+
+@pytest.mark.parametrize("name", ["five_fold", "autoregression"])
+def test_first_draws_are_those_of_a_shorter_run(run, name, seed):
+    short, long = (run(name, draws, seed) for draws in (60, 130))
+    (score,) = long.scores
+    found, expected = first_draws(long, 60).score(score), short.score(score)
+    for part in ("total", "se", "mcse"):
+        assert getattr(found, part) == pytest.approx(getattr(expected, part), rel=1e-8), part
+    np.testing.assert_allclose(found.folds["mcse"], expected.folds["mcse"], rtol=1e-7)
+    np.testing.assert_allclose(found.folds["rhat"], expected.folds["rhat"], rtol=1e-10)
+    assert abs(found.total - long.score(score).total) > 1e-6
+    whole = first_draws(long, 130).score(score)
+    assert whole.total == pytest.approx(long.score(score).total, rel=1e-9)
+
+
+def test_first_draws_of_an_extended_run(run, seed):
+    short = run("normal_mean", 60, seed, scores="hyvarinen")
+    long = extend(short.run, 70, progress=False)
+    found = first_draws(long, 60).score("hyvarinen")
+    assert found.total == pytest.approx(short.score("hyvarinen").total, rel=1e-9)
+    assert found.mcse == pytest.approx(short.score("hyvarinen").mcse, rel=1e-7)
+
+
+def test_first_draws_use_the_rungs(run, seed):
+    result = run("hierarchical", 60, seed)
+    assert recorded(result).rungs
+    found = first_draws(result, 60).score("log")
+    same(found, result.score("log"))
+    half = first_draws(result, 30)
+    assert (half.folds["estimator"] == "bridge").all()
+    exact = problems.hierarchical().joint().sum()
+    assert abs(half.elpd - exact) < 6 * half.mcse
+
+
+def test_first_draws_of_a_loaded_result(pair, tmp_path):
+    pair[0].save(tmp_path / "a.nc")
+    loaded = fw.load(tmp_path / "a.nc")
+    for score in ("log", "crps"):
+        one, two = (first_draws(result, 80, score).score(score) for result in (pair[0], loaded))
+        assert one.total == two.total and one.mcse == two.mcse
+    drawn = [fw.plot_progress(result, pair[1]).axes[0].lines[0] for result in (pair[0], loaded)]
+    np.testing.assert_array_equal(data(drawn[0])[1], data(drawn[1])[1])
+
+
+def test_first_draws_say_what_they_need(pair, online):
+    with pytest.raises(ValueError, match='memory="draws"'):
+        first_draws(online, 50)
+    with pytest.raises(ValueError, match="at most the 160"):
+        first_draws(pair[0], 161)
+    with pytest.raises(ValueError, match="a multiple of 10"):
+        first_draws(pair[0], 55, "crps")
+    with pytest.raises(ValueError, match="whole number"):
+        first_draws(pair[0], 0)
+    with pytest.raises(ValueError, match="brier"):
+        first_draws(pair[0], 50, "brier")
+
+
+# ---------------------------------------------------------------- against iterations
+
+
+@pytest.mark.parametrize("score", ["log", "crps", "mse"])
+def test_progress_of_a_difference(pair, score):
+    found = fw.compare(pair, score)
+    axes = fw.plot_progress(*pair, score=score).axes[0]
+    x, y = data(axes.lines[0])
+    assert x[0] == 20 and x[-1] == 160 and len(x) >= 8
+    assert y[-1] == pytest.approx(found.diff, rel=1e-9)
+    for n in (20, 160):
+        shorter = [first_draws(result, n, score) for result in pair]
+        expected = fw.compare(shorter, score)
+        at, low, high = band(axes)
+        k = int(np.flatnonzero(at == n)[0])
+        assert y[list(x).index(n)] == pytest.approx(expected.diff, rel=1e-9)
+        assert high[k] - low[k] == pytest.approx(4 * expected.mcse, rel=1e-6)
+        assert high[k] + low[k] == pytest.approx(2 * expected.diff, rel=1e-6)
+    assert "iterations per chain" in axes.get_xlabel()
+    assert (
+        axes.get_ylabel()
+        == {
+            "log": "elpd difference",
+            "crps": "crps difference",
+            "mse": "mse saved",
+        }[score]
+    )
+
+
+def test_progress_of_one_model(pair):
+    figure = fw.plot_progress(pair[0])
+    x, y = data(figure.axes[0].lines[0])
+    assert y[-1] == pytest.approx(pair[0].elpd, rel=1e-9)
+    assert y[3] == pytest.approx(first_draws(pair[0], int(x[3])).elpd, rel=1e-9)
+    assert figure.axes[0].get_ylabel() == "elpd"
+    assert "regression" in title(figure)
+
+
+def test_models_of_different_lengths_end_at_their_comparison(pair):
+    longer = extend(pair[0].run, 40, progress=False)
+    x, y = data(fw.plot_progress(longer, pair[1]).axes[0].lines[0])
+    assert x[-1] == 200
+    assert y[-1] == pytest.approx(fw.compare([longer, pair[1]]).diff, rel=1e-9)
+
+
+def test_errors(pair):
+    found = fw.compare(pair)
+    axes = fw.plot_errors(*pair).axes[0]
+    se, mcse, fixed = (data(line)[1][-1] for line in axes.lines)
+    assert se == pytest.approx(found.se, rel=1e-9)
+    assert mcse == pytest.approx(found.mcse, rel=1e-7)
+    parts = [result.score("log").full_variance for result in pair]
+    assert fixed == pytest.approx(np.sqrt(sum(parts)), rel=1e-7)
+    assert axes.get_yscale() == "log"
+    (one,) = [data(line)[1][-1] for line in fw.plot_errors(pair[0]).axes[0].lines[:1]]
+    assert one == pytest.approx(pair[0].se, rel=1e-9)
+
+
+def test_probability(pair):
+    found = fw.compare(pair)
+    axes = fw.plot_probability(*pair).axes[0]
+    x, y = data(axes.lines[1])
+    _, low, high = band(axes)
+    assert y[-1] == pytest.approx(found.prob, rel=1e-9)
+    assert low[-1] == pytest.approx(norm.cdf((found.diff - 2 * found.mcse) / found.se), rel=1e-6)
+    assert high[-1] == pytest.approx(norm.cdf((found.diff + 2 * found.mcse) / found.se), rel=1e-6)
+    assert axes.get_ylim() == (0.0, 1.0)
+
+
+# ---------------------------------------------------------------- by fold
+
+
+def test_difference_is_sorted_and_named(pair):
+    table = fw.compare(pair).folds
+    figure = fw.plot_difference(*pair)
+    (axes,) = figure.axes
+    order = np.argsort(-table["diff"].values)
+    np.testing.assert_allclose(marks(axes)[:, 0], table["diff"].values[order])
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == list(table["fold"].values[order])
+    bars = np.array([path.vertices[:, 0] for path in axes.collections[0].get_paths()])
+    np.testing.assert_allclose(np.ptp(bars, axis=1), 4 * table["mcse"].values[order])
+    assert "minus less" in title(figure)
+
+
+def test_of_many_folds_the_ends_are_named_and_all_are_drawn(many):
+    found = fw.compare(many)
+    above, below = fw.plot_difference(*many).axes
+    value = np.sort(found.folds["diff"].values)[::-1]
+    np.testing.assert_allclose(marks(above)[:, 0], value)
+    ends = np.concatenate([value[:12], value[-12:]])
+    np.testing.assert_allclose(marks(below)[:, 0], ends)
+    assert len(below.get_yticklabels()) == 24
+    texts = [text.get_text() for text in below.texts]
+    left = found.diff - ends.sum()
+    assert f"… 16 folds not named, together {left:.2f} …" in texts
+
+
+def test_effective_draws_and_tails_by_fold(many):
+    table = many[0].folds
+    above, below = fw.plot_ess(many[0]).axes
+    np.testing.assert_allclose(marks(above)[:, 0], np.sort(table["ess"].values))
+    first = np.argsort(table["ess"].values)[:15]
+    assert [t.get_text() for t in below.get_yticklabels()] == [str(k) for k in first]
+    assert below.get_xlim()[0] < diagnostics.ESS_LIMIT < below.get_xlim()[1]
+    above, _ = fw.plot_pareto_k(many[0]).axes
+    expected = np.clip(np.sort(table["pareto_k"].values)[::-1], *plots._K_WINDOW)
+    np.testing.assert_allclose(np.sort(marks(above)[:, 0])[::-1], expected)
+
+
+def test_folds_that_are_not_a_number_are_counted(pair):
+    broken = spoiled(pair[0], lambda draws: draws.__setitem__((2, 1, 5), np.nan))
+    with pytest.warns(Warning, match="left out"):
+        figure = fw.plot_difference(broken, pair[1])
+    assert "1 of 8 folds left out" in title(figure)
+    assert len(marks(figure.axes[0])) == 7
+    with pytest.warns(Warning, match="left out"):
+        figure = fw.plot_progress(broken, pair[1])
+    assert "1 of 8 folds left out" in title(figure)
+    assert "1 of 640 draws not finite" in title(fw.plot_chains(broken, "group c"))
+    assert "1 fold not a number" in title(fw.plot_ess(broken))
+    assert "1 fold not a number" in title(fw.plot_rhat(broken))
+    gone = spoiled(pair[0], lambda draws: draws.__setitem__(2, np.nan))
+    with pytest.raises(ValueError, match="group c have no finite log score"):
+        fw.plot_chains(gone, "group c")
+
+
+# ---------------------------------------------------------------- mixing
+
+
+def spoiled(result, change):
+    """The result had its draws been changed."""
+    run = result.run.copy()
+    evidence = run.evidence
+    draws = evidence.draws.copy()
+    change(draws[..., 0])
+    run.evidence = replace(evidence, draws=draws).first(evidence.n_draws, False)
+    run.settings = replace(run.settings, scores=("log",))
+    return summarise(run)
+
+
+def test_rhat_by_fold(pair):
+    axes = fw.plot_rhat(pair[0]).axes[0]
+    ends = np.sort([data(line)[1][-1] for line in axes.lines])
+    np.testing.assert_allclose(ends, np.sort(pair[0].mixing.rhat), rtol=1e-10)
+    x, y = data(axes.lines[-1])
+    worst = int(np.argmax(pair[0].mixing.rhat))
+    half = first_draws(pair[0], int(x[3])).mixing.rhat[worst]
+    assert y[3] == pytest.approx(half, rel=1e-10)
+    name = pair[0].folds["fold"].values[worst]
+    assert name in [text.get_text() for text in axes.texts]
+
+
+def test_rhat_of_many_folds_is_drawn_as_ranges(pair, monkeypatch):
+    monkeypatch.setattr(plots, "MOST_LINES", 3)
+    axes = fw.plot_rhat(pair[0]).axes[0]
+    assert len(axes.lines) == 3
+    x, low, high = band(axes)
+    others = np.sort(pair[0].mixing.rhat)[:-3]
+    assert low[-1] == pytest.approx(others.min()) and high[-1] == pytest.approx(others.max())
+
+
+def test_rhat_max_and_its_benchmark(pair):
+    axes = fw.plot_rhat_max(pair[0]).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "40", "80", "160"]
+    mark = [data(line)[1][0] for line in axes.lines]
+    assert mark[-1] == pair[0].rhat_max
+    assert mark[2] == pytest.approx(first_draws(pair[0], 80).rhat_max, rel=1e-10)
+    share = [text.get_text() for text in axes.texts]
+    assert share[-1] == f"{pair[0].mixing.share_above:.0%}"
+
+
+@pytest.mark.parametrize("kind", ["stuck", "shifted"])
+def test_a_sick_chain_is_seen(pair, kind):
+    def change(draws):
+        if kind == "stuck":
+            draws[3, 1] = draws[3, 1].min()
+        else:
+            draws[3, 1] += 5 * draws[3].std()
+
+    sick = spoiled(pair[0], change)
+    axes = fw.plot_rhat_max(sick).axes[0]
+    assert [text.get_text() for text in axes.texts][-1] == "0%"
+    assert "1 of 8 folds above the limit" in title(fw.plot_rhat(sick))
+    figure = fw.plot_chains(sick, "group d")
+    *traces, running = figure.axes
+    status = "stuck chain" if kind == "stuck" else "chains disagree"
+    assert len(traces) == 4 and status in title(figure)
+    series = sick.draws.values[3]
+    for chain, trace in enumerate(traces):
+        np.testing.assert_array_equal(data(trace.lines[0])[1], series[chain])
+        mean = data(running.lines[chain])[1]
+        assert mean[-1] == pytest.approx(series[chain].mean())
+        assert mean[19] == pytest.approx(series[chain, :20].mean())
+
+
+# ---------------------------------------------------------------- calibration
+
+
+def test_pit(pair):
+    left, right = fw.plot_pit(pair[0]).axes
+    pit = pair[0].pit().values
+    heights = left.patches[1].get_data().values
+    np.testing.assert_allclose(heights, np.histogram(pit, len(heights), (0, 1), density=True)[0])
+    x, y = data(right.lines[1])
+    np.testing.assert_allclose(y, [np.mean(pit <= at) - at for at in x], atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [30, 400])
+def test_uniform_samples_stay_inside_the_band(rows, rng):
+    grid = np.linspace(0, 1, 101)
+    low, high = plots.uniform_band(rows, grid)
+    sample = np.sort(rng.random((3000, rows)), axis=1)
+    inside = np.array([np.searchsorted(s, grid, side="right") / rows for s in sample])
+    held = np.mean(((inside >= low - 1e-12) & (inside <= high + 1e-12)).all(axis=1))
+    assert abs(held - 0.95) < 0.02
+
+
+# ---------------------------------------------------------------- what cannot be drawn
+
+
+@pytest.mark.filterwarnings("ignore::foldwise.compare.SeedWarning")
+def test_figures_of_results_without_draws(online, run):
+    for draw in (fw.plot_progress, fw.plot_errors, fw.plot_rhat):
+        with pytest.raises(ValueError, match=r'stored draws.*memory="draws"'):
+            draw(online)
+    with pytest.raises(ValueError, match="stored draws"):
+        fw.plot_chains(online, 0)
+    with pytest.raises(ValueError, match="stored draws"):
+        fw.plot_probability(online, run("five_fold", 60, 99))
+    assert len(marks(fw.plot_ess(online).axes[0])) == 5
+    assert len(marks(fw.plot_pareto_k(online).axes[0])) == 5
+    (mark,) = fw.plot_rhat_max(online).axes[0].lines
+    assert data(mark)[1][0] == online.rhat_max
+    with pytest.raises(ValueError, match="predictive draws"):
+        fw.plot_pit(online)
+
+
+def test_figures_of_merged_results(run, seed):
+    folds = fw.leave_one_out(30)
+    parts = [run("normal_mean", 60, seed + k, folds[k::2]) for k in range(2)]
+    merged = fw.merge(parts)
+    with pytest.raises(ValueError, match=r"merged.*use the parts"):
+        fw.plot_progress(merged)
+    assert len(fw.plot_rhat(merged).axes[0].lines) == 30
+    assert len(marks(fw.plot_ess(merged).axes[0])) == 30
+    traces = fw.plot_chains(merged, 17).axes
+    np.testing.assert_array_equal(data(traces[0].lines[0])[1], parts[1].draws.values[8, 0])
+
+
+def test_what_cannot_be_drawn(pair, many):
+    with pytest.raises(ValueError, match="same folds"):
+        fw.plot_progress(pair[0], many[0])
+    with pytest.raises(ValueError, match="same folds"):
+        fw.plot_difference(pair[0], many[0])
+    with pytest.raises(ValueError, match=r"one of the 8 folds \(group a, group b, .*got 'z'"):
+        fw.plot_chains(pair[0], "z")
+    with pytest.raises(TypeError, match="CVResult, got dict"):
+        fw.plot_progress({"a": pair[0]})
+    with pytest.raises(ValueError, match="effective draws are not known for any fold of crps"):
+        fw.plot_ess(pair[0], "crps")
+    with pytest.raises(ValueError, match="has the scores log"):
+        fw.plot_progress(pair[0], score="brier")
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_figures_are_saved_whole(pair, tmp_path):
+    folder = tmp_path / "new" / "figures"
+    figures = {"ess": fw.plot_ess(pair[0]), "k": lambda: fw.plot_pareto_k(pair[0])}
+    paths = fw.save_figures(figures, folder)
+    assert [path.name for path in paths] == ["ess.png", "k.png"]
+    assert sorted(folder.iterdir()) == paths
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert fw.plot_ess(pair[0])._repr_png_().startswith(b"\x89PNG")
+
+
+def test_nothing_is_written_when_a_figure_fails(pair, tmp_path):
+    figures = {"ess": fw.plot_ess(pair[0]), "bad": lambda: fw.plot_chains(pair[0], "z")}
+    with pytest.raises(ValueError, match="8 folds"):
+        fw.save_figures(figures, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    with pytest.raises(ValueError, match="plain file names"):
+        fw.save_figures({"../ess": figures["ess"]}, tmp_path)
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(OSError, match="choose a folder"):
+        fw.save_figures({"ess": figures["ess"]}, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "here"
+
+
+def test_an_interrupted_save_leaves_the_older_figure(pair, tmp_path, monkeypatch):
+    def fail(source, target):
+        raise OSError("no room")
+
+    (tmp_path / "ess.png").write_text("older")
+    monkeypatch.setattr(plots.os, "replace", fail)
+    with pytest.raises(OSError, match="no room"):
+        fw.save_figures({"ess": fw.plot_ess(pair[0])}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["ess.png"]
+    assert (tmp_path / "ess.png").read_text() == "older"
+
+
+def test_importing_foldwise_leaves_matplotlib_alone():
+    program = (
+        "import sys, foldwise as fw; assert 'matplotlib' not in sys.modules; "
+        "assert 'plot_ess' in dir(fw); fw.plot_ess; assert 'matplotlib' in sys.modules; "
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="plot_nothing"):
+        _ = fw.plot_nothing
+    assert issubclass(plots.Picture, Figure)
