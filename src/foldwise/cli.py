@@ -127,6 +127,8 @@ def _plot(options: argparse.Namespace) -> None:
     target = options.out or place / "figures"
     with output.new_folder(target, options.overwrite) as folder:
         written = output.draw(outcome.figures, folder)
+        if not written:
+            raise ValueError(f"no figure of {options.folder} could be drawn")
     for stem in written:
         print(target / f"{stem}.png")
 

@@ -204,21 +204,18 @@ def _plot(name: str, *results: CVResult) -> Figure:
 
 
 def draw(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[str]:
-    """Write the figures into a new folder; one that cannot be drawn is left out with a warning.
+    """Write the figures into a folder, without a display; returns the stems of those written.
 
-    Returns the stems of those written. Needs no display.
+    One that cannot be drawn is left out with a warning: the results of a long run are worth more.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    save_figures = import_module("foldwise.plots").save_figures
-    folder.mkdir(exist_ok=True)
     written = []
     for stem, figure in figures.items():
         try:
-            save_figures({stem: figure}, folder)
-        except ValueError as error:
-            warnings.warn(f"figure {stem} is not drawn: {error}", stacklevel=2)
+            import_module("matplotlib").use("Agg")
+            import_module("foldwise.plots").save_figures({stem: figure}, folder)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(f"figure {stem} is not drawn: {reason}", stacklevel=2)
         else:
             written.append(stem)
     return written
