@@ -131,8 +131,12 @@ def test_run_prints_and_writes(saved):
     assert "with x is better than x/without" in printed
     assert (folder / "report.txt").read_text() == printed.partition("\n")[2]
     assert sorted(os.listdir(folder)) == [
-        "figures", "report.json", "report.txt", "with_x.nc", "x_without.nc"
-    ]  # fmt: skip
+        "figures",
+        "report.json",
+        "report.txt",
+        "with_x.nc",
+        "x_without.nc",
+    ]
     assert os.listdir(folder.parent) == ["results"]
     drawn = {file.stem for file in (folder / "figures").iterdir()}
     assert {"progress", "errors", "difference", "probability"} <= drawn
@@ -204,13 +208,32 @@ def asked(monkeypatch, results):
     """Arguments of cross_validate, which answers with the saved results."""
     calls, answers = [], iter(results.values())
 
-    def cross_validate(model, folds, draws=1, chains=1, scores=None, warmup=1, memory="",
-                       target_mcse=None, seed=None, progress=True):  # fmt: skip
+    def cross_validate(
+        model,
+        folds,
+        draws=1,
+        chains=1,
+        scores=None,
+        warmup=1,
+        memory="",
+        target_mcse=None,
+        seed=None,
+        progress=True,
+    ):
         calls.append({key: value for key, value in locals().items() if key in FIELDS})
         return next(answers)
 
-    FIELDS = ("model", "draws", "chains", "scores", "warmup", "memory", "target_mcse", "seed",
-              "progress")  # fmt: skip
+    FIELDS = (
+        "model",
+        "draws",
+        "chains",
+        "scores",
+        "warmup",
+        "memory",
+        "target_mcse",
+        "seed",
+        "progress",
+    )
     monkeypatch.setattr(fw, "cross_validate", cross_validate)
     return calls
 
@@ -221,8 +244,15 @@ def test_options_come_before_settings(asked, tmp_path, capsys):
     assert cli.main(["run", file, *options]) == 0
     assert [call.pop("model").name for call in asked] == ["one", "two"]
     assert [call.pop("seed") for call in asked] == [9, 10]
-    one = {"draws": 80, "chains": 3, "scores": "log", "warmup": 1, "memory": "online",
-           "target_mcse": 0.5, "progress": False}  # fmt: skip
+    one = {
+        "draws": 80,
+        "chains": 3,
+        "scores": "log",
+        "warmup": 1,
+        "memory": "online",
+        "target_mcse": 0.5,
+        "progress": False,
+    }
     assert asked == [one, one]
     assert "compared by" in capsys.readouterr().out
 
@@ -277,8 +307,9 @@ def test_models_of_other_packages_are_adapted(asked, tmp_path, monkeypatch):
 )
 def test_a_file_that_lacks_something(tmp_path, capsys, old, new, says):
     assert old in TWO
-    message = fails(capsys, "run", run_file(tmp_path, TWO.replace(old, new)), "--out",
-                    str(tmp_path / "out"))  # fmt: skip
+    message = fails(
+        capsys, "run", run_file(tmp_path, TWO.replace(old, new)), "--out", str(tmp_path / "out")
+    )
     assert re.search(says, message), message
     assert message.startswith("foldwise: error: ") and message.count("\n") == 1
     assert set(os.listdir(tmp_path)) - {"__pycache__"} == {"mine.py"}
@@ -503,8 +534,12 @@ def test_json_has_no_numbers_that_json_lacks():
     value = {1: np.array([1.5, np.nan, -np.inf]), "when": np.array(["2020-01"], "datetime64[M]")}
     plain = output._plain({**value, "flag": np.bool_(True), "none": None, "zero": np.array(3)})
     assert plain == {
-        "1": [1.5, None, None], "when": ["2020-01"], "flag": True, "none": None, "zero": 3
-    }  # fmt: skip
+        "1": [1.5, None, None],
+        "when": ["2020-01"],
+        "flag": True,
+        "none": None,
+        "zero": 3,
+    }
 
 
 # ---------------------------------------------------------------- show and plot
@@ -596,7 +631,7 @@ def command(*arguments: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
 
 
 def test_version_and_entry_point():
@@ -611,7 +646,7 @@ def test_version_and_entry_point():
 
 def test_ctrl_c_leaves_one_line_and_nothing_else(tmp_path):
     waiting = "lambda *_, **__: (print('ready', flush=True), time.sleep(60))"
-    file = run_file(tmp_path, f"{TWO}\nimport time\nfw.cross_validate = {waiting}\n")
+    file = run_file(tmp_path, f"{TWO}settings = {{}}\nimport time\nfw.cross_validate = {waiting}\n")
     with command("run", file, "--out", str(tmp_path / "out")) as started:
         assert started.stderr.readline() == "ready\n"  # what a run prints goes there
         assert any(name.endswith(".partial") for name in os.listdir(tmp_path))
