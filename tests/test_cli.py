@@ -125,11 +125,11 @@ def fails(capsys, *arguments, code=1) -> str:
 def test_run_prints_and_writes(saved):
     folder, printed = saved
     results = {n: fw.load(folder / f) for n, f in (("a", "with_x.nc"), ("b", "x_without.nc"))}
-    assert printed.startswith("a line of the user's own\n")
+    assert "a line of the user's own" not in printed  # goes to standard error
     for result in results.values():
         assert str(result) in printed and result.info["draws"] == 60
     assert "with x is better than x/without" in printed
-    assert (folder / "report.txt").read_text() == printed.partition("\n")[2]
+    assert (folder / "report.txt").read_text() == printed
     assert sorted(os.listdir(folder)) == [
         "figures",
         "report.json",
@@ -279,6 +279,11 @@ def test_json_leaves_the_users_own_lines_out(asked, tmp_path, capsys):
     captured = capsys.readouterr()
     assert list(json.loads(captured.out)["models"]) == ["one", "two"]
     assert "chatter" in captured.err
+
+
+def test_the_users_file_does_not_run_if_the_folder_is_refused(tmp_path, capsys):
+    file = run_file(tmp_path, "print('working')")
+    assert "working" not in fails(capsys, "run", file, "--out", str(tmp_path))
 
 
 def test_models_of_other_packages_are_adapted(asked, tmp_path, monkeypatch):

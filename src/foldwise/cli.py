@@ -38,7 +38,7 @@ FILE.py is a Python file of yours that defines
             from_pymc or from_bambi return, a PyMC or Bambi model, or a foldwise.model_family
   folds     which rows to leave out, such as foldwise.leave_one_out(n)
   settings  (optional) a dict of further arguments of foldwise.cross_validate, such as
-            {"draws": 200, "scores": ("log", "crps")}; options given here come first
+            {"draws": 200, "scores": ("log", "crps")}; options above take their place
 
 examples:
   foldwise run my_models.py
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
+    file = getattr(options, "file", None)
+    own = file and file.resolve().parent  # before the user's file may change folders
     try:
         with _warnings_in_a_line():
             options.command(options)
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        message = _message(error, getattr(options, "file", None))
+        message = _message(error, own)
         if message is None or os.environ.get("FOLDWISE_DEBUG", "0") not in ("", "0"):
             raise
         print(message, file=sys.stderr)
@@ -81,7 +83,7 @@ def _demo(options: argparse.Namespace) -> None:
         file=sys.stderr,
     )
     chosen = studies.Options(progress=options.progress)
-    _conduct(options, lambda: studies.run("toy", chosen), vars(chosen))
+    _conduct(options, lambda: (studies.run("toy", chosen), vars(chosen)))
 
 
 def _study(options: argparse.Namespace) -> None:
@@ -98,23 +100,24 @@ def _study(options: argparse.Namespace) -> None:
         progress=options.progress,
         **{key: getattr(options, key) for key in _SAMPLING},
     )
-    _conduct(options, lambda: studies.run(options.name, chosen), vars(chosen))
+    _conduct(options, lambda: (studies.run(options.name, chosen), vars(chosen)))
 
 
 def _run(options: argparse.Namespace) -> None:
-    file: Path = options.file
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+    def run() -> tuple[studies.Outcome, dict[str, Any]]:
+        file: Path = options.file
         module = _import(file)
-    models, folds = _models(module, file), _needed(module, file, "folds")
-    settings = dict(QUICK if options.quick else {})
-    settings = {**_settings(module, file), **settings}
-    for key in (*_SAMPLING, "memory", "seed"):
-        if getattr(options, key) is not None:
-            settings[key] = getattr(options, key)
-    settings["seed"] = resolve_seed(settings.get("seed"))
-    settings["progress"] = options.progress
-    chosen = {key: value for key, value in settings.items() if key != "fit"}
-    _conduct(options, lambda: _cross_validated(file.stem, models, folds, settings), chosen)
+        models, folds = _models(module, file), _needed(module, file, "folds")
+        settings = {**_settings(module, file), **(QUICK if options.quick else {})}
+        for key in (*_SAMPLING, "memory", "seed"):
+            if getattr(options, key) is not None:
+                settings[key] = getattr(options, key)
+        settings["seed"] = resolve_seed(settings.get("seed"))
+        settings["progress"] = options.progress
+        outcome = _cross_validated(file.stem, models, folds, settings)
+        return outcome, {key: value for key, value in settings.items() if key != "fit"}
+
+    _conduct(options, run)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -134,13 +137,13 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def _conduct(
-    options: argparse.Namespace, run: Callable[[], studies.Outcome], settings: Mapping[str, Any]
+    options: argparse.Namespace, run: Callable[[], tuple[studies.Outcome, Mapping[str, Any]]]
 ) -> None:
     """Run, print and write; the output folder is made sure of first."""
     place = output.new_folder(options.out, options.overwrite) if options.out else nullcontext()
     with place as folder:
         with redirect_stdout(sys.stderr):
-            outcome = run()
+            outcome, settings = run()
         report = output.record(outcome, settings)
         print(output.as_json(report) if options.json else output.text(outcome), flush=True)
         if folder is not None:
@@ -251,25 +254,23 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
 
 
-def _message(error: Exception, file: Path | None) -> str | None:
+def _message(error: Exception, folder: Path | None) -> str | None:
     """What to tell the user; None for an error that is a mistake of ours, to be seen whole."""
     if isinstance(error, SyntaxError):
-        return "foldwise: error in a Python file\n" + "".join(
-            traceback.format_exception_only(error)
-        )
-    own = _own_lines(error, file)
+        return "foldwise: error in your file\n" + "".join(traceback.format_exception_only(error))
+    own = _own_lines(error, folder)
     if own:
-        return f"foldwise: error in {file}\n{own}{type(error).__name__}: {error}"
+        return f"foldwise: error in your file\n{own}{type(error).__name__}: {error}"
     if isinstance(error, (ValueError, TypeError, OSError, ImportError, MemoryError)):
         return f"foldwise: error: {error}"
     return None
 
 
-def _own_lines(error: BaseException | None, file: Path | None) -> str:
-    """The part of the traceback that is in the user's file, or in files beside it."""
-    if file is None:
+def _own_lines(error: BaseException | None, folder: Path | None) -> str:
+    """The part of the traceback that is in the user's file, or in files of its folder."""
+    if folder is None:
         return ""
-    folder, ours = file.resolve().parent, Path(__file__).parent
+    ours = Path(__file__).parent
     while error is not None:
         frames = [
             frame
@@ -336,8 +337,9 @@ def _parser() -> argparse.ArgumentParser:
     study.add_argument("--list", action="store_true", help="say what the studies are, and stop")
     own = add("run", _run, "Cross-validate and compare models of your own", _EXAMPLE_FILE)
     own.add_argument("file", metavar="FILE.py", type=Path, help="defines models and folds")
+    _add_sampling(study, "1")
+    _add_sampling(own, "the file's, or a new one")
     for command in (study, own):
-        _add_sampling(command)
         _add_output(command)
     show = add(
         "show",
@@ -362,10 +364,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_sampling(command: argparse.ArgumentParser) -> None:
+def _add_sampling(command: argparse.ArgumentParser, seed: str) -> None:
     group = command.add_argument_group("how to run")
     group.add_argument("--quick", action="store_true", help="a fast look; numbers are rough")
-    group.add_argument("--seed", type=_count(0), metavar="N", help="seed of the random numbers")
+    group.add_argument("--seed", type=_count(0), metavar="N", help=f"seed; {seed} if left out")
     group.add_argument(
         "--memory",
         choices=MEMORIES,

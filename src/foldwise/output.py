@@ -16,6 +16,7 @@ import platform
 import re
 import secrets
 import shutil
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foldwise.compare import Comparison, compare
+from foldwise.report import WIDTH
 from foldwise.results import CVResult, flags, load
 from foldwise.rules import LOG_SCORES, find_rule
 from foldwise.studies import Outcome
@@ -49,7 +51,9 @@ def text(outcome: Outcome) -> str:
     parts += [f"{title}\n{table}" for title, table in outcome.tables.items()]
     if outcome.comparison is not None:
         parts.append(str(outcome.comparison))
-    return "\n\n".join([*parts, outcome.conclusion] if outcome.conclusion else parts)
+    if outcome.conclusion:
+        parts.append(textwrap.fill(outcome.conclusion, WIDTH))
+    return "\n\n".join(parts)
 
 
 def record(outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
