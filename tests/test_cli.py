@@ -105,6 +105,12 @@ def study(monkeypatch, results):
     return asked
 
 
+@pytest.fixture
+def light(monkeypatch, plots):
+    """Results are not written in full, which takes a second each."""
+    monkeypatch.setattr(fw.CVResult, "save", lambda self, path: path.write_text("result"))
+
+
 def fails(capsys, *arguments, code=1) -> str:
     """The message of a command that must fail and print nothing else."""
     if code == 2:
@@ -384,7 +390,7 @@ def test_study_with_nothing_said_is_the_studys_own(study):
     assert study == [("toy", studies.Options())] * 2
 
 
-def test_study_as_json_and_folder(study, plots, tmp_path, capsys):
+def test_study_as_json_and_folder(study, light, tmp_path, capsys):
     out = tmp_path / "out"
     assert cli.main(["study", "toy", "--json", "--out", str(out)]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -476,7 +482,7 @@ def test_the_folder_one_is_in_is_refused(study, tmp_path, capsys, monkeypatch):
     assert study == []
 
 
-def test_overwrite_replaces_all_of_an_earlier_one(study, plots, tmp_path):
+def test_overwrite_replaces_all_of_an_earlier_one(study, light, tmp_path):
     out = tmp_path / "out"
     out.mkdir()  # empty is as good as new
     assert cli.main(["study", "toy", "--out", str(out)]) == 0
@@ -501,7 +507,7 @@ def test_nothing_is_left_when_a_run_fails(study, tmp_path, capsys, monkeypatch, 
     assert os.listdir(tmp_path) == []
 
 
-def test_a_place_taken_meanwhile_costs_nothing(study, plots, tmp_path, capsys, monkeypatch):
+def test_a_place_taken_meanwhile_costs_nothing(study, light, tmp_path, capsys, monkeypatch):
     out, answer = tmp_path / "out", studies.run
 
     def run(name, options):
@@ -515,7 +521,7 @@ def test_a_place_taken_meanwhile_costs_nothing(study, plots, tmp_path, capsys, m
     assert (where / "report.json").is_file() and os.listdir(out) == ["other"]
 
 
-def test_a_figure_that_fails_costs_no_results(study, plots, tmp_path, capsys, monkeypatch):
+def test_a_figure_that_fails_costs_no_results(study, light, tmp_path, capsys, monkeypatch):
     answer = studies.run
 
     def run(name, options):
