@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -651,6 +652,26 @@ def test_plot_of_many_is_of_the_best_against_each(results):
     many = {"bad": b, "good": a, "worse": b}
     stems = [stem for stem in output.figures(many) if stem.startswith("difference")]
     assert stems == ["difference_good_bad", "difference_good_worse"]
+
+
+def test_figures_of_running_sums_need_no_draws(results):
+    a, b = (fw.CVResult(r.scores, r.mixing, r.test, r.info, None) for r in results.values())
+    assert list(output.figures({"a": a, "b": b})) == [
+        "difference",
+        "ess_a",
+        "pareto_k_a",
+        "ess_b",
+        "pareto_k_b",
+    ]
+
+
+@pytest.mark.skipif(find_spec("foldwise.plots") is None, reason="needs foldwise.plots")
+def test_every_figure_can_be_drawn(saved, tmp_path, capsys):
+    assert cli.main(["plot", str(saved[0]), "--out", str(tmp_path / "figures")]) == 0
+    captured = capsys.readouterr()
+    drawn = [Path(line) for line in captured.out.splitlines()]
+    assert captured.err == "" and len(drawn) == 12
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
 
 
 def test_plot_says_when_nothing_could_be_drawn(saved, plots, tmp_path, capsys, monkeypatch):

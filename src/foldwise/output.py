@@ -167,15 +167,18 @@ def _plain(value: Any) -> Any:
 def figures(results: Mapping[str, CVResult]) -> dict[str, Callable[[], Figure]]:
     """What makes each figure of the results, by file stem; of many models, the best against each.
 
-    Figures of what no result has (predictive draws, Pareto k) are left out.
+    Figures of what results do not have (stored draws, Pareto k, predictive draws) are left out.
     """
     stems = file_stems(results)
     found: dict[str, Callable[[], Figure]] = {}
     for label, pair in _pairs(results, stems):
-        for plot in ("progress", "errors", *(("difference", "probability") if pair[1:] else ())):
+        plots = ["progress", "errors"] if all(r.draws is not None for r in pair) else []
+        if len(pair) == 2:
+            plots += ["difference", "probability"] if plots else ["difference"]
+        for plot in plots:
             found[f"{plot}{label}"] = partial(_plot, f"plot_{plot}", *pair)
     for name, result in results.items():
-        plots = ["ess", "rhat", "rhat_max"]
+        plots = ["ess", "rhat", "rhat_max"] if result.draws is not None else ["ess"]
         if np.isfinite(result.folds["pareto_k"].values).any():
             plots.append("pareto_k")
         if result.calibration is not None:
