@@ -1,11 +1,13 @@
 # On a machine with Python 3.11 or later and make, each target installs what it needs into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# Where tests and benches find the published data sets; they are not part of the repository.
+export FOLDWISE_DATA ?= $(abspath ../shared/data)
 
 .PHONY: demo test lint types format bench clean
 
 demo: .venv/installed
-	$(BIN)/python -m foldwise.studies.toy
+	$(BIN)/foldwise demo
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest

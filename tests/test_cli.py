@@ -1,0 +1,727 @@
+"""The command line: what is parsed, called, printed, written and refused."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import foldwise as fw
+from foldwise import cli, output, studies
+from foldwise.results import FoldWarning
+
+FAMILY = """
+import jax.numpy as jnp
+import numpy as np
+import foldwise as fw
+
+print("a line of the user's own")
+rng = np.random.default_rng(1)
+x = rng.normal(size=20)
+y = 2 * x + rng.normal(size=20)
+models = fw.model_family(
+    lambda q, s: -0.5 * jnp.sum(q**2),
+    lambda q, s: -0.5 * (y - q[0] - s[0] * q[1] * x) ** 2 - 0.919,
+    np.zeros(2), 20, selections=[[1.0], [0.0]], names=["with x", "x/without"], y=y,
+)
+folds = fw.k_fold(20, 5)
+settings = {"draws": 60}
+"""
+
+
+def run_family(folder: Path, *arguments: str) -> str:
+    file = folder / "family.py"
+    file.write_text(FAMILY)
+    out = StringIO()
+    with redirect_stdout(out):
+        assert cli.main(["run", str(file), "--seed", "5", "--no-progress", *arguments]) == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folder and printed report of a real run of two models."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        fake_plots(patch)
+        printed = run_family(folder, "--out", str(folder / "new" / "results"))
+    return folder / "new" / "results", printed
+
+
+@pytest.fixture(scope="module")
+def results(saved):
+    return output.read(saved[0]).results
+
+
+def fake_plots(monkeypatch) -> list:
+    """Stands in for foldwise.plots; a figure is a record of what would be drawn."""
+    drawn = []
+
+    def plot(name):
+        return lambda *of: drawn.append((name, len(of))) or name
+
+    def save_figures(figures, folder):
+        Path(folder).mkdir(exist_ok=True)
+        for stem, figure in figures.items():
+            (Path(folder) / f"{stem}.png").write_text(figure())
+
+    names = ("progress", "errors", "difference", "probability", "ess", "rhat", "rhat_max")
+    module = SimpleNamespace(
+        save_figures=save_figures,
+        **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit")},
+    )
+    monkeypatch.setitem(sys.modules, "foldwise.plots", module)
+    return drawn
+
+
+@pytest.fixture
+def plots(monkeypatch):
+    return fake_plots(monkeypatch)
+
+
+@pytest.fixture
+def study(monkeypatch, results):
+    """What studies.run was asked for; it answers with the saved results."""
+    asked = []
+
+    def run(name, options):
+        asked.append((name, options))
+        print("chatter of the study")
+        return studies.Outcome(
+            name, results, fw.compare(results), "A wins.", {"Run": "table"}, {"one": lambda: "one"}
+        )
+
+    monkeypatch.setattr(studies, "run", run)
+    monkeypatch.setattr(studies, "STUDIES", {"toy": "about toys", "rats": "about rats"})
+    return asked
+
+
+@pytest.fixture
+def light(monkeypatch, plots):
+    """Results are not written in full, which takes a second each."""
+    monkeypatch.setattr(fw.CVResult, "save", lambda self, path: path.write_text("result"))
+
+
+def fails(capsys, *arguments, code=1) -> str:
+    """The message of a command that must fail and print nothing else."""
+    if code == 2:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(list(arguments))
+        assert stop.value.code == 2
+    else:
+        assert cli.main(list(arguments)) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+# ---------------------------------------------------------------- run
+
+
+def test_run_prints_and_writes(saved):
+    folder, printed = saved
+    results = {n: fw.load(folder / f) for n, f in (("a", "with_x.nc"), ("b", "x_without.nc"))}
+    assert "a line of the user's own" not in printed  # goes to standard error
+    for result in results.values():
+        assert str(result) in printed and result.info["draws"] == 60
+    assert "with x is better than x/without" in printed
+    assert (folder / "report.txt").read_text() == printed
+    assert sorted(os.listdir(folder)) == [
+        "figures",
+        "report.json",
+        "report.txt",
+        "with_x.nc",
+        "x_without.nc",
+    ]
+    assert os.listdir(folder.parent) == ["results"]
+    drawn = {file.stem for file in (folder / "figures").iterdir()}
+    assert {"progress", "errors", "difference", "probability"} <= drawn
+    assert {"ess_with_x", "rhat_max_x_without"} <= drawn and "pit_with_x" not in drawn
+
+
+def test_report_for_programs_has_the_results(saved, results):
+    report = json.loads((saved[0] / "report.json").read_text())
+    assert report["seed"] == 5 and report["settings"]["draws"] == 60
+    assert report["versions"]["foldwise"] == fw.__version__ and "jax" in report["versions"]
+    for name, result in results.items():
+        model = report["models"][name]
+        for key in ("elpd", "se", "mcse", "ess", "p", "rhat_max", "divergences"):
+            assert model[key] == getattr(result, key), key
+        assert model["rhat_benchmark"] == np.quantile(result.rhat_benchmark, 0.99)
+        assert model["settings"]["seed"] == result.info["seed"]
+        assert model["folds"]["elpd"] == result.folds["elpd"].values.tolist()
+        assert model["folds"]["fold"] == result.folds["fold"].values.tolist()
+        assert model["folds"]["status"] == result.folds["status"].values.tolist()
+    phases = [result.info["seconds"] for result in results.values()]
+    assert report["seconds"]["folds"] == sum(seconds["folds"] for seconds in phases)
+    table = fw.compare(results).table
+    assert [row["model"] for row in report["comparison"]["table"]] == list(table.index)
+    assert report["comparison"]["table"][1]["elpd_diff"] == table["elpd_diff"].iloc[1]
+    assert report["comparison"]["table"][0]["prob_worse"] is None  # not a number
+
+
+def test_flagged_folds_are_in_the_report(results):
+    result = next(iter(results.values()))
+    table = result.folds.copy(deep=True)
+    table["status"] = table["status"].astype(object)
+    table["status"][2] = "stuck chain"
+    main = next(iter(result.scores))
+    flagged = {main: vars_of(result.scores[main], folds=table)}
+    bad = fw.CVResult(flagged, result.mixing, result.test, result.info)
+    outcome = studies.Outcome("bad", {"only": bad}, None, "", {}, {})
+    report = output.record(outcome, {})
+    assert report["models"]["only"]["flagged"] == {"2": "stuck chain"}
+    assert len(report["models"]["only"]["advice"]) == 1
+    assert report["comparison"] is None
+    json.loads(output.as_json(report))
+
+
+def vars_of(score, **changes):
+    return type(score)(**{**score.__dict__, **changes})
+
+
+def run_file(tmp_path, text) -> str:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    return str(file)
+
+
+TWO = """
+import numpy as np
+import foldwise as fw
+
+def make():
+    return fw.Model(lambda q: -0.5 * q**2, lambda q: -0.5 * (q - np.arange(4.0)) ** 2, 0.0, 4)
+
+models = {"one": make(), "two": make()}
+folds = fw.leave_one_out(4)
+settings = {"draws": 70, "chains": 3, "scores": "log"}
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch, results):
+    """Arguments of cross_validate, which answers with the saved results."""
+    calls, answers = [], iter(results.values())
+
+    def cross_validate(
+        model,
+        folds,
+        draws=1,
+        chains=1,
+        scores=None,
+        warmup=1,
+        memory="",
+        target_mcse=None,
+        seed=None,
+        progress=True,
+    ):
+        calls.append({key: value for key, value in locals().items() if key in FIELDS})
+        return next(answers)
+
+    FIELDS = (
+        "model",
+        "draws",
+        "chains",
+        "scores",
+        "warmup",
+        "memory",
+        "target_mcse",
+        "seed",
+        "progress",
+    )
+    monkeypatch.setattr(fw, "cross_validate", cross_validate)
+    return calls
+
+
+def test_options_come_before_settings(asked, tmp_path, capsys):
+    file = run_file(tmp_path, TWO)
+    options = ["--draws=80", "--seed=9", "--memory=online", "--target-mcse=0.5", "--no-progress"]
+    assert cli.main(["run", file, *options]) == 0
+    assert [call.pop("model").name for call in asked] == ["one", "two"]
+    assert [call.pop("seed") for call in asked] == [9, 10]
+    one = {
+        "draws": 80,
+        "chains": 3,
+        "scores": "log",
+        "warmup": 1,
+        "memory": "online",
+        "target_mcse": 0.5,
+        "progress": False,
+    }
+    assert asked == [one, one]
+    assert "compared by" in capsys.readouterr().out
+
+
+def test_quick_comes_before_settings_and_after_options(asked, tmp_path):
+    assert cli.main(["run", run_file(tmp_path, TWO), "--quick", "--warmup", "40"]) == 0
+    used = {key: asked[0][key] for key in ("draws", "chains", "warmup", "scores")}
+    assert used == {"draws": 50, "chains": 4, "warmup": 40, "scores": "log"}
+    assert asked[0]["progress"] is True
+    assert asked[1]["seed"] == asked[0]["seed"] + 1
+
+
+def test_a_single_model_takes_the_name_of_its_file(asked, tmp_path, capsys):
+    text = TWO.replace('models = {"one": make(), "two": make()}', "model = make()")
+    assert cli.main(["run", run_file(tmp_path, text), "--json"]) == 0
+    assert [call["model"].name for call in asked] == ["mine"]
+    report = json.loads(capsys.readouterr().out)
+    assert list(report["models"]) == ["mine"] and report["name"] == "mine"
+
+
+def test_json_leaves_the_users_own_lines_out(asked, tmp_path, capsys):
+    file = run_file(tmp_path, "print('chatter')\n" + TWO)
+    assert cli.main(["run", file, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert list(json.loads(captured.out)["models"]) == ["one", "two"]
+    assert "chatter" in captured.err
+
+
+def test_the_users_file_does_not_run_if_the_folder_is_refused(tmp_path, capsys):
+    file = run_file(tmp_path, "print('working')")
+    assert "working" not in fails(capsys, "run", file, "--out", str(tmp_path))
+
+
+def test_models_of_other_packages_are_adapted(asked, tmp_path, monkeypatch):
+    adapted = fw.Model(lambda q: -0.5 * q**2, lambda q: -0.5 * (q - np.arange(4.0)) ** 2, 0.0, 4)
+    monkeypatch.setitem(cli._ADAPTERS, "pymc", lambda model: adapted)
+    text = "class Model: pass\nModel.__module__ = 'pymc.model.core'\n" + TWO
+    text = text.replace('{"one": make(), "two": make()}', '{"one": Model()}')
+    assert cli.main(["run", run_file(tmp_path, text)]) == 0
+    assert asked[0]["model"].log_prior is adapted.log_prior
+    assert asked[0]["model"].name == "one" and adapted.name is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("folds =", "other =", 'mine.py must define "folds"'),
+        ("models =", "other =", 'mine.py must define "models"'),
+        ('{"one": make(), "two": make()}', "{}", "must be a dict of at least one model"),
+        ('{"one": make(), "two": make()}', "[make()]", "must be a dict of at least one model"),
+        ('"two": make()', '"two": make', "model 'two' in .* is a function; a NumPyro model"),
+        ("settings = {", "settings = {'draw': 1, ", "but one is 'draw'"),
+        ("settings = {", "settings = 1, {", "settings in .* must be a dict, got tuple"),
+        ("leave_one_out(4)", "leave_one_out(5)", "folds have n=5 and the model n_obs=4"),
+        ('"draws": 70', '"draws": 7', "needs at least 20 batches"),
+    ],
+)
+def test_a_file_that_lacks_something(tmp_path, capsys, old, new, says):
+    assert old in TWO
+    message = fails(
+        capsys, "run", run_file(tmp_path, TWO.replace(old, new)), "--out", str(tmp_path / "out")
+    )
+    assert re.search(says, message), message
+    assert message.startswith("foldwise: error: ") and message.count("\n") == 1
+    assert set(os.listdir(tmp_path)) - {"__pycache__"} == {"mine.py"}
+
+
+def test_errors_of_the_users_file_show_its_lines_only(tmp_path, capsys):
+    text = TWO.replace("folds = fw.leave_one_out(4)", "folds = fw.k_fold(4, 9)")
+    message = fails(capsys, "run", run_file(tmp_path, text))
+    assert 'mine.py", line 9, in <module>\n    folds = fw.k_fold(4, 9)' in message
+    assert message.count('File "') == 1
+    assert message.splitlines()[-1].startswith("ValueError: ")
+
+    (tmp_path / "helper.py").write_text("def help():\n    return 1 / 0\n")
+    message = fails(capsys, "run", run_file(tmp_path, "import helper\nhelper.help()\n" + TWO))
+    assert 'mine.py", line 2' in message and 'helper.py", line 2, in help' in message
+    assert message.endswith("ZeroDivisionError: division by zero\n")
+
+    message = fails(capsys, "run", run_file(tmp_path, TWO.replace("make():", "make(:")))
+    assert "mine.py" in message and "line 5" in message and "SyntaxError" in message
+
+    # inside a function that JAX traces, far below our own code
+    text = TWO.replace("-0.5 * q**2", "-0.5 * q.sort_of()")
+    message = fails(capsys, "run", run_file(tmp_path, text))
+    assert "q.sort_of()" in message and message.count('File "') == 1
+    assert "AttributeError" in message
+
+
+def test_lines_of_the_users_file_below_an_error_of_ours(tmp_path, capsys):
+    text = (
+        TWO
+        + """
+def check():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        return ValueError("a density cannot be computed"), error
+"""
+    )
+    space = {}
+    exec(compile(text, str(tmp_path / "mine.py"), "exec"), space)
+    ours, theirs = space["check"]()
+    ours.__cause__ = theirs
+    message = cli._message(ours, tmp_path)
+    assert "in check" in message and message.endswith("ValueError: a density cannot be computed")
+
+
+def test_our_own_lines_are_never_the_users(tmp_path):
+    """Not even where the user's file lies in a folder that holds the package."""
+    try:
+        fw.k_fold(4, 9)
+    except ValueError as error:
+        problem = error
+    problem.__traceback__ = problem.__traceback__.tb_next  # without this file's line
+    assert cli._own_lines(problem, Path(fw.__file__).parent.parent) == ""
+    assert cli._message(problem, Path(fw.__file__).parent.parent).startswith("foldwise: error: ")
+
+
+def test_files_that_are_not_python(tmp_path, capsys):
+    assert "does not exist" in fails(capsys, "run", str(tmp_path / "none.py"))
+    (tmp_path / "notes.txt").write_text("no")
+    assert "must be a Python file" in fails(capsys, "run", str(tmp_path / "notes.txt"))
+
+
+def test_debug_shows_everything(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOLDWISE_DEBUG", "1")
+    with pytest.raises(FileNotFoundError):
+        cli.main(["run", str(tmp_path / "none.py")])
+
+
+def test_our_own_mistakes_are_not_hidden(study, monkeypatch):
+    def broken(name, options):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(studies, "run", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        cli.main(["study", "toy"])
+
+
+# ---------------------------------------------------------------- study and demo
+
+
+def test_study_passes_its_options(study, capsys):
+    options = ["--quick", "--seed=4", "--memory=online", "--draws=70", "--chains=2", "--warmup=20"]
+    assert cli.main(["study", "rats", *options, "--target-mcse", "0.1", "--no-progress"]) == 0
+    assert study == [
+        ("rats", studies.Options(True, 4, "online", 70, 2, 20, target_mcse=0.1, progress=False))
+    ]
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n\nA wins.\n") and "Run\ntable" in captured.out
+    assert "compared by" in captured.out
+    assert "chatter" not in captured.out and "chatter" in captured.err
+
+
+def test_study_with_nothing_said_is_the_studys_own(study):
+    assert cli.main(["study", "toy"]) == 0
+    assert cli.main(["demo"]) == 0
+    assert study == [("toy", studies.Options())] * 2
+
+
+def test_study_as_json_and_folder(study, light, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["study", "toy", "--json", "--out", str(out)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((out / "report.json").read_text())
+    assert printed["conclusion"] == "A wins." and printed["tables"] == {"Run": "table"}
+    assert printed["settings"]["quick"] is False and printed["seed"] == 1
+    assert (out / "figures" / "one.png").read_text() == "one"
+
+
+def test_list_and_names(study, capsys):
+    assert cli.main(["study", "--list"]) == 0
+    assert capsys.readouterr().out == "toy   about toys\nrats  about rats\n"
+    assert "NAME is missing: one of toy, rats" in fails(capsys, "study", code=2)
+    message = fails(capsys, "study", "mice", code=2)
+    assert "'mice'" in message and "toy" in message and "rats" in message
+    assert study == []
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (["--draws", "0"], "whole number of at least 1, got '0'"),
+        (["--draws", "many"], "whole number of at least 1, got 'many'"),
+        (["--chains", "1"], "whole number of at least 2, got '1'"),
+        (["--warmup", "5"], "whole number of at least 10"),
+        (["--seed", "-1"], "whole number of at least 0"),
+        (["--seed", "1.5"], "whole number of at least 0"),
+        (["--target-mcse", "0"], "positive number, got '0'"),
+        (["--target-mcse", "nan"], "positive number, got 'nan'"),
+        (["--target-mcse", "x"], "positive number, got 'x'"),
+        (["--memory", "disk"], "invalid choice: 'disk'"),
+        (["--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_options_that_make_no_sense(study, capsys, option, says):
+    assert says in fails(capsys, "study", "toy", *option, code=2)
+    assert study == []
+
+
+def test_no_command_shows_help(capsys):
+    assert "foldwise study rats --quick" in fails_without_command(capsys)
+
+
+def fails_without_command(capsys) -> str:
+    assert cli.main([]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["demo", "study", "run", "show", "plot"])
+def test_help_has_examples(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"  foldwise {command} " in capsys.readouterr().out.partition("examples:")[2] + " "
+
+
+def test_warnings_are_one_line_each_and_once(study, monkeypatch, capsys):
+    answer = studies.run
+
+    def warn(name, options):
+        for _ in range(2):
+            warnings.warn("3 of 40 folds flagged", FoldWarning, stacklevel=1)
+        return answer(name, options)
+
+    monkeypatch.setattr(studies, "run", warn)
+    assert cli.main(["study", "toy"]) == 0
+    assert capsys.readouterr().err.count("foldwise: warning: 3 of 40 folds flagged\n") == 1
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_a_folder_with_something_in_it_is_refused_before_any_work(study, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("mine")
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path))
+    assert "must be new or empty" in message
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path), "--overwrite")
+    assert "also holds thesis.tex" in message
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path / "thesis.tex"))
+    assert "is a file" in message
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path / "thesis.tex" / "out"))
+    assert "cannot be made" in message
+    assert study == [] and os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_the_folder_one_is_in_is_refused(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "the one you are in" in fails(capsys, "study", "toy", "--out", ".")
+    assert study == []
+
+
+def test_overwrite_replaces_all_of_an_earlier_one(study, light, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()  # empty is as good as new
+    assert cli.main(["study", "toy", "--out", str(out)]) == 0
+    (out / "older.nc").write_text("old")
+    assert cli.main(["study", "toy", "--out", str(out)]) == 1
+    assert (out / "older.nc").exists()
+    assert cli.main(["study", "toy", "--out", str(out), "--overwrite"]) == 0
+    assert not (out / "older.nc").exists() and (out / "report.json").exists()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_nothing_is_left_when_a_run_fails(study, tmp_path, capsys, monkeypatch, error):
+    def run(name, options):
+        assert len(os.listdir(tmp_path / "new")) == 1  # the folder is made sure of before
+        raise error
+
+    monkeypatch.setattr(studies, "run", run)
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path / "new" / "out"), code=code)
+    assert message.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_taken_meanwhile_costs_nothing(study, light, tmp_path, capsys, monkeypatch):
+    out, answer = tmp_path / "out", studies.run
+
+    def run(name, options):
+        out.mkdir()
+        (out / "other").write_text("someone else's")
+        return answer(name, options)
+
+    monkeypatch.setattr(studies, "run", run)
+    assert cli.main(["study", "toy", "--out", str(out)]) == 1
+    where = Path(capsys.readouterr().err.rpartition("is in ")[2].strip())
+    assert (where / "report.json").is_file() and os.listdir(out) == ["other"]
+
+
+def test_a_figure_that_fails_costs_no_results(study, light, tmp_path, capsys, monkeypatch):
+    answer = studies.run
+
+    def run(name, options):
+        outcome = answer(name, options)
+        outcome.figures = {"bad": lambda: 1 / 0, **outcome.figures}
+        return outcome
+
+    monkeypatch.setattr(studies, "run", run)
+    assert cli.main(["study", "toy", "--out", str(tmp_path / "out")]) == 0
+    assert "figure bad is not drawn: ZeroDivisionError" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "out" / "figures") == ["one.png"]
+
+
+def test_file_names_of_models_are_plain_and_distinct():
+    names = {"a b": 1, "a/b": 1, "A_B": 1, "..": 1, "": 1, "modèle 2": 1}
+    stems = output.file_stems(names)
+    assert list(stems.values()) == ["a_b", "a_b_2", "A_B_3", "model", "model_2", "modèle_2"]
+
+
+def test_json_has_no_numbers_that_json_lacks():
+    value = {1: np.array([1.5, np.nan, -np.inf]), "when": np.array(["2020-01"], "datetime64[M]")}
+    plain = output._plain({**value, "flag": np.bool_(True), "none": None, "zero": np.array(3)})
+    assert plain == {
+        "1": [1.5, None, None],
+        "when": ["2020-01"],
+        "flag": True,
+        "none": None,
+        "zero": 3,
+    }
+
+
+# ---------------------------------------------------------------- show and plot
+
+
+def test_show_prints_what_the_run_printed(saved, capsys):
+    assert cli.main(["show", str(saved[0])]) == 0
+    assert capsys.readouterr().out == (saved[0] / "report.txt").read_text()
+
+
+def test_show_one_result_and_bare_results(saved, tmp_path, capsys):
+    folder = saved[0]
+    assert cli.main(["show", str(folder / "with_x.nc")]) == 0
+    assert capsys.readouterr().out == f"{fw.load(folder / 'with_x.nc')}\n"
+    for file in folder.glob("*.nc"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert cli.main(["show", str(tmp_path)]) == 0
+    assert "with_x is better than x_without" in capsys.readouterr().out
+
+
+def test_show_keeps_tables_and_conclusion(study, plots, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert cli.main(["study", "toy", "--out", out]) == 0
+    printed = capsys.readouterr().out
+    assert cli.main(["show", out]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_results_that_cannot_be_compared_are_shown(saved, tmp_path, capsys, monkeypatch):
+    def refuse(results):
+        raise ValueError("they test other rows")
+
+    monkeypatch.setattr(output, "compare", refuse)
+    assert cli.main(["show", str(saved[0])]) == 0
+    captured = capsys.readouterr()
+    assert "the results are not compared: they test other rows" in captured.err
+    assert captured.out.count("Monte Carlo:") == 2
+
+
+def test_show_refuses_what_is_no_result(tmp_path, capsys):
+    assert "does not exist" in fails(capsys, "show", str(tmp_path / "none"))
+    assert "there are none" in fails(capsys, "show", str(tmp_path))
+    (tmp_path / "report.json").write_text('{"models": {"A": ')
+    assert "report.json must be a report" in fails(capsys, "show", str(tmp_path))
+    (tmp_path / "report.json").write_text('{"models": {"A": {"file": "A.nc"}}}')
+    assert "A.nc does not exist" in fails(capsys, "show", str(tmp_path))
+    (tmp_path / "A.nc").write_text("not netCDF")
+    assert "A.nc must be a result saved by foldwise" in fails(capsys, "show", str(tmp_path))
+
+
+def test_plot_draws_into_a_new_folder(saved, plots, tmp_path, capsys):
+    assert cli.main(["plot", str(saved[0]), "--out", str(tmp_path / "figures")]) == 0
+    printed = capsys.readouterr().out.split("\n")
+    assert str(tmp_path / "figures" / "progress.png") in printed
+    assert sorted(os.listdir(tmp_path / "figures")) == sorted(
+        Path(line).name for line in printed if line
+    )
+    assert ("progress", 2) in plots and ("probability", 2) in plots and ("ess", 1) in plots
+    assert "must be new or empty" in fails(capsys, "plot", str(saved[0]))  # the run's own figures
+    single = str(tmp_path / "one")
+    assert cli.main(["plot", str(saved[0] / "with_x.nc"), "--out", single]) == 0
+    assert plots[-4:] == [("ess", 1), ("rhat", 1), ("rhat_max", 1), ("pareto_k", 1)]
+    assert ("progress", 1) in plots
+
+
+def test_plot_of_many_is_of_the_best_against_each(results):
+    a, b = results.values()
+    many = {"bad": b, "good": a, "worse": b}
+    stems = [stem for stem in output.figures(many) if stem.startswith("difference")]
+    assert stems == ["difference_good_bad", "difference_good_worse"]
+
+
+def test_figures_of_running_sums_need_no_draws(results):
+    a, b = (fw.CVResult(r.scores, r.mixing, r.test, r.info, None) for r in results.values())
+    assert list(output.figures({"a": a, "b": b})) == [
+        "difference",
+        "ess_a",
+        "pareto_k_a",
+        "ess_b",
+        "pareto_k_b",
+    ]
+
+
+@pytest.mark.skipif(find_spec("foldwise.plots") is None, reason="needs foldwise.plots")
+def test_every_figure_can_be_drawn(saved, tmp_path, capsys):
+    assert cli.main(["plot", str(saved[0]), "--out", str(tmp_path / "figures")]) == 0
+    captured = capsys.readouterr()
+    drawn = [Path(line) for line in captured.out.splitlines()]
+    assert captured.err == "" and len(drawn) == 12
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
+
+
+def test_plot_says_when_nothing_could_be_drawn(saved, plots, tmp_path, capsys, monkeypatch):
+    def fail(figures, folder):
+        raise ValueError("needs stored draws")
+
+    monkeypatch.setattr(sys.modules["foldwise.plots"], "save_figures", fail)
+    message = fails(capsys, "plot", str(saved[0]), "--out", str(tmp_path / "figures"))
+    assert "no figure of" in message and "needs stored draws" in message
+    assert os.listdir(tmp_path) == []
+
+
+# ---------------------------------------------------------------- as users start it
+
+
+def command(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "foldwise", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_version_and_entry_point():
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"foldwise": "foldwise.cli:main"}
+    with command("--version") as started:
+        assert started.communicate()[0] == f"foldwise {fw.__version__}\n"
+    assert started.returncode == 0
+
+
+def test_ctrl_c_leaves_one_line_and_nothing_else(tmp_path):
+    waiting = "lambda *_, **__: (print('ready', flush=True), time.sleep(60))"
+    file = run_file(tmp_path, f"{TWO}settings = {{}}\nimport time\nfw.cross_validate = {waiting}\n")
+    with command("run", file, "--out", str(tmp_path / "out")) as started:
+        assert started.stderr.readline() == "ready\n"  # what a run prints goes there
+        assert any(name.endswith(".partial") for name in os.listdir(tmp_path))
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert (out, err) == ("", "foldwise: stopped by Ctrl-C; nothing was written\n")
+    assert set(os.listdir(tmp_path)) - {"__pycache__"} == {"mine.py"}
+
+
+def test_a_reader_that_stops_early_is_no_error(saved):
+    with command("show", str(saved[0])) as started:
+        started.stdout.close()
+        err = started.stderr.read()
+    assert started.returncode == 1
+    assert err == ""
