@@ -22,7 +22,10 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
-NUMBER = re.compile(r"-?\b\d+(\.\d+)?(e-?\d+)?\b")
+TIME = re.compile(r"^time: .*\n(?:  .*\n)*", re.MULTILINE)
+NUMBER = re.compile(r"[<>]?-?\b\d+(\.\d+)?(e-?\d+)?\b")
+# how R-hat-max compares with chance is said in words that depend on the numbers
+BENCHMARK = re.compile(r"\(benchmark[^)]*\)")
 
 
 class Block(NamedTuple):
@@ -61,8 +64,8 @@ def run(page: Path) -> list[str]:
             code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(code, namespace)
-            lines = [line.rstrip() for line in out.getvalue().splitlines()]
-            printed.append("\n".join(line for line in lines if not line.startswith("time: ")))
+            lines = [line.rstrip() for line in TIME.sub("", out.getvalue()).splitlines()]
+            printed.append("\n".join(lines).strip("\n"))
     return printed
 
 
@@ -77,7 +80,7 @@ def check(page: Path) -> list[str]:
 
 def outline(text: str) -> list[str]:
     """Words of a text, every number replaced by a mark."""
-    return NUMBER.sub("#", text).split()
+    return NUMBER.sub("#", BENCHMARK.sub("", text)).split()
 
 
 def write(page: Path) -> None:
@@ -88,7 +91,7 @@ def write(page: Path) -> None:
         text = next(printed)
         if found[2] is None:
             return found[0]
-        return f"```python\n{found[1]}```\n\n```text\n{text.strip()}\n```\n"
+        return f"```python\n{found[1]}```\n\n```text\n{text}\n```\n"
 
     page.write_text(PYTHON.sub(renewed, page.read_text()))
 

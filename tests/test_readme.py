@@ -1,0 +1,48 @@
+"""Python blocks of README and of the pages run as printed, and show what they print."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+import run_pages  # noqa: E402
+
+import foldwise as fw  # noqa: E402
+
+
+@pytest.mark.parametrize("page", run_pages.pages(), ids=lambda page: page.name)
+def test_blocks_run_and_show_what_they_print(page):
+    # in a process of its own: a page may set options of JAX
+    command = [sys.executable, "docs/run_pages.py", "--check", str(page)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_output_that_reads_differently_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint('elpd', -1.5)\n```\n\n```text\nelpd -1.7\n```\n")
+    assert run_pages.check(page) == []
+    page.write_text("```python\nprint('elpd', -1.5)\n```\n\n```text\nloss -1.5\n```\n")
+    assert "page.md:2 shows\nloss -1.5" in run_pages.check(page)[0]
+    run_pages.write(page)
+    assert "```text\nelpd -1.5\n```" in page.read_text()
+
+
+def test_links_of_readme_lead_somewhere():
+    text = (ROOT / "README.md").read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^a-z0-9]+", "-", title.lower()) for title in titles]
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    listed = {line.split(".")[-1] for line in re.findall(r"^::: (foldwise\S*)", pages, re.MULTILINE)}
+    assert set(fw.__all__) <= listed
