@@ -56,7 +56,7 @@ def main():
                 )
                 times.append(autocorrelation_times(result))
             time = np.mean(times, axis=0)
-            steps = sampler.leapfrog_counts(0, result.info["step_size"], 0, 1000).mean()
+            steps = sampler.leapfrog_counts(result.info["step_size"], 0, 1000).mean()
             print(
                 f"{name:12}{length:5.2f} pi{jitter:8.1f}{steps:8.2f}{np.median(time):8.2f}"
                 f"{time.max():9.2f}{steps * time.mean():7.1f}",

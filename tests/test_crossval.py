@@ -6,9 +6,9 @@ import problems
 import pytest
 
 import foldwise as fw
+from foldwise import sampler as sampler_module
 from foldwise.crossval import BatchWarning
 from foldwise.results import FoldWarning
-from foldwise.sampler import Sampler
 
 
 def run(prepared, name="regression", **arguments):
@@ -159,16 +159,16 @@ def tamper(monkeypatch):
     """tamper(fold, chain, draw, value): change what is recorded of one fold."""
 
     def patch(fold, chain, draw, value):
-        original = Sampler._run_block
+        original = sampler_module._run_block
 
-        def run_block(self, *arguments):
-            for members, record, count in original(self, *arguments):
+        def run_block(*arguments):
+            for sampler, members, record, count in original(*arguments):
                 scores = record.scores.copy()
                 if fold in members:
                     scores[list(members).index(fold), chain, draw] = value
-                yield members, record._replace(scores=scores), count
+                yield sampler, members, record._replace(scores=scores), count
 
-        monkeypatch.setattr(Sampler, "_run_block", run_block)
+        monkeypatch.setattr(sampler_module, "_run_block", run_block)
 
     return patch
 
@@ -265,15 +265,15 @@ def test_a_stuck_chain_is_flagged(prepared, tamper):
 def test_interrupting_a_run_leaves_nothing_behind(prepared, monkeypatch):
     result = run(prepared)
     before, elpd = result.draws.copy(), result.elpd
-    original, calls = Sampler._run_block, []
+    original, calls = sampler_module._run_block, []
 
-    def interrupted(self, *arguments):
-        for item in original(self, *arguments):
+    def interrupted(*arguments):
+        for item in original(*arguments):
             calls.append(item)
             yield item
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Sampler, "_run_block", interrupted)
+    monkeypatch.setattr(sampler_module, "_run_block", interrupted)
     with pytest.raises(KeyboardInterrupt):
         result.extend(100)
     with pytest.raises(KeyboardInterrupt):

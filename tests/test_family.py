@@ -10,6 +10,7 @@ import pytest
 
 import foldwise as fw
 from foldwise import runtime
+from foldwise import sampler as sampler_module
 
 SUBSETS = [(1, *rest) for rest in product([0, 1], repeat=2)]
 
@@ -79,6 +80,76 @@ def test_every_member_is_exact(found):
             assert abs(one.total - truth.exact_total(score)) < 4 * one.mcse
     assert len({result.info["seed"] for result in results.values()}) == 4
     assert len({result.info["fit_seed"] for result in results.values()}) == 4
+
+
+def test_members_are_sampled_side_by_side(monkeypatch):
+    """One block holds folds of all members, and each gets what it would get alone.
+
+    Members get step sizes of their own, so that some wait while others go on.
+    """
+    problem, tuned = problems.five_fold(), sampler_module.Sampler._start_from
+
+    def start_from(self, log_steps):
+        tuned(self, log_steps - 0.3 * self.model.selection.sum())
+
+    monkeypatch.setattr(sampler_module.Sampler, "_start_from", start_from)
+    family, blocks = regression_family(problem), []
+    original = sampler_module._run_block
+
+    def watched(program, pieces, *arguments):
+        blocks.append([sampler.model.name for sampler, _ in pieces])
+        return original(program, pieces, *arguments)
+
+    monkeypatch.setattr(sampler_module, "_run_block", watched)
+    arguments = {"scores": ("log", "crps"), "keep": "position", "progress": False}
+    together = fw.cross_validate(family, problem.folds, seed=5, **arguments)
+    assert blocks == [[member.name for member in family]]
+    for member in (family[0], family[2]):
+        result = together[member.name]
+        alone = fw.cross_validate(member, problem.folds, seed=result.info["seed"], **arguments)
+        assert alone.info["step_size"] == result.info["step_size"]
+        np.testing.assert_allclose(alone.draws, result.draws, rtol=1e-9)
+        for score in ("log", "crps"):
+            assert alone.score(score).total == pytest.approx(result.score(score).total, rel=1e-9)
+    assert len({result.info["step_size"] for result in together.values()}) == 3
+
+
+@pytest.mark.parametrize("memory", ["draws", "online"])
+def test_folds_far_from_the_full_data_climb_side_by_side(memory):
+    """Rungs of all members: a shift of one group that its prior finds unlikely."""
+    X, y, shift = np.ones(60), np.random.default_rng(4).normal(size=60), np.repeat([0, 0, 6], 20)
+    group = np.repeat(np.arange(3), 20)
+
+    def log_likelihood(q, selection):
+        mean = q["mu"] + selection * q["z"][group]
+        return -0.5 * (y + shift - X * mean) ** 2 - 0.5 * jnp.log(2 * jnp.pi)
+
+    family = fw.model_family(
+        lambda q, selection: -0.5 * (q["mu"] ** 2 + jnp.sum(q["z"] ** 2)),
+        log_likelihood,
+        {"mu": 0.0, "z": np.zeros(3)},
+        60,
+        [1.0, 0.5],
+    )
+    folds = fw.leave_group_out(group)
+    together = fw.cross_validate(family, folds, memory=memory, seed=2, progress=False)
+    assert all(result.run.evidence.rungs for result in together.values())
+    for member, scale in zip(family, (1.0, 0.5), strict=True):
+        result = together[member.name]
+        design = np.concatenate([np.ones((60, 1)), scale * np.eye(3)[group]], axis=1)
+        truth = problems.LinearProblem(design, y + shift, 1.0, np.ones(4), folds, "far")
+        errors = result.folds["elpd"] - truth.joint()
+        assert np.all(np.abs(errors) < 4 * result.folds["mcse"])
+
+
+def test_a_target_is_reached_by_every_member():
+    problem = problems.five_fold()
+    family = regression_family(problem, SUBSETS[:2])
+    first = fw.cross_validate(family, problem.folds, seed=1, progress=False)
+    target = 0.6 * max(result.mcse for result in first.values())
+    results = fw.cross_validate(family, problem.folds, seed=1, target_mcse=target, progress=False)
+    assert all(result.mcse <= target for result in results.values())
+    assert {result.info["draws"] for result in results.values()} != {100}
 
 
 def test_parameters_that_are_left_out_keep_their_prior(found):

@@ -107,10 +107,10 @@ def test_the_density_is_traced_a_fixed_number_of_times():
 
 
 def test_leapfrog_counts_are_shared_and_vary():
-    counts = leapfrog_counts(7, 0.3, 0, 1000)
+    counts = leapfrog_counts(0.3, 0, 1000)
     assert counts.min() >= 1 and len(np.unique(counts)) > 3
     assert counts.mean() * 0.3 == pytest.approx(sampler_module.TRAJECTORY, rel=0.05)
-    np.testing.assert_array_equal(leapfrog_counts(7, 0.3, 400, 100), counts[400:500])
+    np.testing.assert_array_equal(leapfrog_counts(0.3, 400, 100), counts[400:500])
 
 
 def test_float32_is_close(prepared):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -25,7 +26,15 @@ from foldwise.model import Model
 from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
 from foldwise.rules import CURVATURE, find_rule
-from foldwise.sampler import PILOTS, Emit, Sampler, Segment
+from foldwise.sampler import (
+    PILOTS,
+    Emit,
+    Sampler,
+    Segment,
+    run_together,
+    share_blocks,
+    tune_together,
+)
 from foldwise.scores import bridge_guess, estimate, total_slope
 from foldwise.tuning import (
     FullData,
@@ -96,33 +105,27 @@ class Run:
             seconds=dict(self.seconds),
         )
 
-    def sample(self, draws: int, bar: Progress) -> None:
-        """Take all chains ``draws`` further, recording every draw after warm-up."""
-        began = time.perf_counter()
-        evidence, folds = self.evidence, len(self.folds)
+    def make_room(self, draws: int) -> None:
+        """Prepare to record ``draws`` more draws of every chain."""
+        evidence = self.evidence
+        evidence.rungs = []
         if evidence.draws is not None:
             room = np.empty((*evidence.draws.shape[:2], draws, evidence.draws.shape[3]))
             evidence.draws = np.concatenate([evidence.draws, room], axis=2)
         scoring.make_room(evidence, draws)
-        warmup = max(self.settings.warmup - self.sampler.done, 0)
-        bar.start(f"folds of {self.model.name or 'model'}", folds * (warmup + draws))
-        for members, record, count in self.sampler.run(draws):
-            if count > 0:
-                self._record(members, record)
-            bar.advance(len(members) * abs(count))
-        self._add_seconds("folds", began)
-        began = time.perf_counter()
-        evidence.rungs = []
-        if self.settings.estimator != "mean":
-            joint = estimate(evidence, "log", self.settings.estimator)
-            possible = np.isfinite(evidence.sums.log_sum).any(axis=(1, 2))
-            far = ~(joint.overlap >= LEAST_OVERLAP) & (evidence.sums.undefined == 0) & possible
-            members = np.flatnonzero(far & (evidence.partner == folds))
-            if members.size:
-                climb(self, members, bar)
-        self._add_seconds("rungs", began)
 
-    def _record(self, members: Int[np.ndarray, " fold"], record: Segment) -> None:
+    def far_folds(self) -> Int[np.ndarray, " fold"]:
+        """Folds that overlap too little with the full data for a bridge without rungs."""
+        evidence = self.evidence
+        if self.settings.estimator == "mean":
+            return np.zeros(0, int)
+        joint = estimate(evidence, "log", self.settings.estimator)
+        possible = np.isfinite(evidence.sums.log_sum).any(axis=(1, 2))
+        far = ~(joint.overlap >= LEAST_OVERLAP) & (evidence.sums.undefined == 0) & possible
+        return np.flatnonzero(far & (evidence.partner == len(self.folds)))
+
+    def record(self, members: Int[np.ndarray, " fold"], record: Segment) -> None:
+        """Add what a segment recorded of the folds ``members``."""
         evidence, scores, rows = self.evidence, record.scores, None
         if self.sampler.emit.by_row:
             width = scores.shape[-1]
@@ -138,8 +141,35 @@ class Run:
         self.divergences[members] += record.divergences
         self.moves[members] += record.moves
 
-    def _add_seconds(self, phase: str, began: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
+
+def sample(runs: Sequence[Run], draws: int, bar: Progress) -> None:
+    """Take all chains of all runs ``draws`` further, recording every draw after warm-up."""
+    began, head = time.perf_counter(), runs[0]
+    owner = {id(run.sampler): run for run in runs}
+    for run in runs:
+        run.make_room(draws)
+    warmup = max(head.settings.warmup - head.sampler.done, 0)
+    folds = sum(len(run.folds) for run in runs)
+    bar.start(f"folds of {_title(runs)}", folds * (warmup + draws))
+    for sampler, members, record, count in run_together([run.sampler for run in runs], draws):
+        if count > 0:
+            owner[id(sampler)].record(members, record)
+        bar.advance(len(members) * abs(count))
+    _add_seconds(runs, "folds", began)
+    began = time.perf_counter()
+    climb([(run, run.far_folds()) for run in runs], bar)
+    _add_seconds(runs, "rungs", began)
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return runs[0].model.name or "model" if len(runs) == 1 else f"{len(runs)} models"
+
+
+def _add_seconds(runs: Sequence[Run], phase: str, began: float) -> None:
+    """Note how long a phase took, each run an equal share."""
+    share = (time.perf_counter() - began) / len(runs)
+    for run in runs:
+        run.seconds[phase] = run.seconds.get(phase, 0.0) + share
 
 
 @overload
@@ -213,55 +243,61 @@ def cross_validate(
     progress
         Whether to show a progress bar.
     """
-    if isinstance(model, ModelFamily):
-        arguments = {name: value for name, value in locals().items() if name != "model"}
-        return _cross_validate_family(model, **arguments)
-    names = _check_arguments(
-        model,
-        folds,
-        fit,
-        scores,
-        chains,
-        draws,
-        warmup,
-        batch,
-        target_mcse,
-        max_draws,
-        estimator,
-        memory,
-        precision,
-    )
-    model.check()
+    models = model.members if isinstance(model, ModelFamily) else [model]
     kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    scoring.check_scores(names, model, folds, memory)
-    scoring.check_keep(kept, model, memory)
-    seed = resolve_seed(seed)
-    began = time.perf_counter()
-    if fit is None:
-        fit = full_data_fit(model, 4, 1000, 1000, seed, progress)
-    else:
-        fit.check(model)
-    seconds = {"fit": time.perf_counter() - began}
-    settings = Settings(names, estimator, memory, kept, chains, warmup, batch, precision, seed)
+    seeds = _seeds(model, fit, seed)
+    for candidate in models:
+        names = _check_arguments(
+            candidate,
+            folds,
+            fit,
+            scores,
+            chains,
+            draws,
+            warmup,
+            batch,
+            target_mcse,
+            max_draws,
+            estimator,
+            memory,
+            precision,
+        )
+        candidate.check()
+        scoring.check_scores(names, candidate, folds, memory)
+        scoring.check_keep(kept, candidate, memory)
+    fits = []
+    for candidate, own_seed in zip(models, seeds, strict=True):
+        if fit is None:
+            fits.append(full_data_fit(candidate, 4, 1000, 1000, own_seed, progress))
+        else:
+            fit.check(candidate)
+            fits.append(fit)
+    runs = []
     with Progress(progress) as bar:
-        run = _prepare(model, folds, fit, settings, draws, seconds, bar)
-        run.sample(draws, bar)
+        for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True):
+            settings = Settings(
+                names, estimator, memory, kept, chains, warmup, batch, precision, own_seed
+            )
+            seconds = {"fit": own_fit.seconds if fit is None else 0.0}
+            runs.append(_prepare(candidate, folds, own_fit, settings, draws, seconds, bar))
+        _tune(runs, bar)
+        sample(runs, draws, bar)
         if target_mcse is not None:
-            _run_to_target(run, target_mcse, max_draws, bar)
-    return summarise(run)
+            _run_to_target(runs, target_mcse, max_draws, bar)
+    results = {}
+    for run in runs:
+        results[str(run.model.name)] = summarise(run)
+    return results if isinstance(model, ModelFamily) else results[str(model.name)]
 
 
-def _cross_validate_family(
-    family: ModelFamily, fit: None, seed: int | None, **arguments: Any
-) -> dict[str, CVResult]:
-    """Results of all members by name, each with a seed of its own."""
+def _seeds(model: Model | ModelFamily, fit: Fit | None, seed: int | None) -> list[int]:
+    """A seed for each model."""
+    seed = resolve_seed(seed)
+    if not isinstance(model, ModelFamily):
+        return [seed]
     if fit is not None:
         raise ValueError("each model of a family has a fit of its own, made here; leave fit out")
-    seeds = np.random.SeedSequence(resolve_seed(seed)).generate_state(len(family))
-    return {
-        str(member.name): cross_validate(member, seed=int(own), **arguments)
-        for member, own in zip(family, seeds, strict=True)
-    }
+    return [int(own) for own in np.random.SeedSequence(seed).generate_state(len(model))]
 
 
 def _check_arguments(
@@ -352,7 +388,7 @@ def _prepare(
     seconds: dict[str, float],
     bar: Progress,
 ) -> Run:
-    """Starting points, metrics, compiled program and common step size."""
+    """Starting points and metrics."""
     began = time.perf_counter()
     bar.start("full-data draws of the test rows")
     full = full_data(model, folds, fit)
@@ -377,14 +413,6 @@ def _prepare(
         settings.precision,
     )
     seconds["prepare"] = time.perf_counter() - began
-    began = time.perf_counter()
-    bar.start("compiling the folds' program")
-    sampler.compile()
-    seconds["compile"] = time.perf_counter() - began
-    began = time.perf_counter()
-    bar.start("step size")
-    sampler.tune(guess=min(1.0, 1.3 * model.dimension**-0.25))
-    seconds["tune"] = time.perf_counter() - began
     k = len(folds)
     return Run(
         model,
@@ -400,6 +428,19 @@ def _prepare(
         np.zeros((k, settings.chains), np.int64),
         seconds,
     )
+
+
+def _tune(runs: Sequence[Run], bar: Progress) -> None:
+    """The compiled program of all runs, and the step size that each starts from."""
+    began, samplers = time.perf_counter(), [run.sampler for run in runs]
+    bar.start("compiling the folds' program")
+    share_blocks(samplers)
+    samplers[0].compile()
+    _add_seconds(runs, "compile", began)
+    began = time.perf_counter()
+    bar.start("step size")
+    tune_together(samplers, guess=min(1.0, 1.3 * runs[0].model.dimension ** -0.25))
+    _add_seconds(runs, "tune", began)
 
 
 def _partners(
@@ -483,40 +524,48 @@ def _check_batch(full: FullData, batch: int) -> None:
         )
 
 
-def _run_to_target(run: Run, target: float, max_draws: int, bar: Progress) -> None:
-    """Run on in rounds until the total's Monte Carlo error is at most ``target``."""
-    while run.evidence.n_draws < max_draws:
+def _run_to_target(runs: Sequence[Run], target: float, max_draws: int, bar: Progress) -> None:
+    """Run on in rounds until every total's Monte Carlo error is at most ``target``."""
+    more = {id(run): _draws_to_target(run, target, max_draws) for run in runs}
+    while pending := [run for run in runs if more[id(run)]]:
+        sample(pending, max(more.values()), bar)
+        more |= {id(run): _draws_to_target(run, target, max_draws) for run in pending}
+    for run in runs:
         own, fixed = _main_variances(run)
-        if own + fixed <= target**2:
-            return
-        if not np.isfinite(own + fixed):
-            warnings.warn(
-                f"target_mcse={target:g} cannot be reached: the Monte Carlo error of "
-                f"{run.settings.scores[0]} is not a number; look at the folds' status",
-                stacklevel=3,
-            )
-            return
-        if fixed >= target**2:
-            break
-        have = run.evidence.n_draws
-        needed = int(np.ceil(have * own / (target**2 - fixed) * 1.1))
-        # at most three times as long at once: the error is itself an estimate
-        more = min(needed, 3 * have, max_draws) - have
-        run.sample(min(max(more, run.settings.batch), max_draws - have), bar)
+        if not own + fixed <= target**2:
+            message = _why_missed(run, target, max_draws, own, fixed)
+            warnings.warn(message, stacklevel=3)
+
+
+def _draws_to_target(run: Run, target: float, max_draws: int) -> int:
+    """How many draws to add in the next round; 0 when the target is reached or out of reach."""
     own, fixed = _main_variances(run)
-    if own + fixed > target**2:
-        longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * fixed / target**2))
-        reason = (
-            f"the full-data draws alone contribute {np.sqrt(fixed):.3g}; pass a "
-            f"longer fit, fit=foldwise.fit(model, draws={longer})"
-            if fixed >= target**2
-            else f"max_draws={max_draws} was reached"
+    have = run.evidence.n_draws
+    if own + fixed <= target**2 or not own + fixed < np.inf or fixed >= target**2:
+        return 0
+    needed = int(np.ceil(have * own / (target**2 - fixed) * 1.1))
+    # at most three times as long at once: the error is itself an estimate
+    more = min(needed, 3 * have, max_draws) - have
+    return min(max(more, run.settings.batch), max_draws - have)
+
+
+def _why_missed(run: Run, target: float, max_draws: int, own: float, fixed: float) -> str:
+    if not np.isfinite(own + fixed):
+        return (
+            f"target_mcse={target:g} cannot be reached: the Monte Carlo error of "
+            f"{run.settings.scores[0]} is not a number; look at the folds' status"
         )
-        warnings.warn(
-            f"target_mcse={target:g} was not reached: the Monte Carlo error is "
-            f"{np.sqrt(own + fixed):.3g}; {reason}",
-            stacklevel=3,
-        )
+    longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * fixed / target**2))
+    reason = (
+        f"the full-data draws alone contribute {np.sqrt(fixed):.3g}; pass a "
+        f"longer fit, fit=foldwise.fit(model, draws={longer})"
+        if fixed >= target**2
+        else f"max_draws={max_draws} was reached"
+    )
+    return (
+        f"target_mcse={target:g} was not reached: the Monte Carlo error is "
+        f"{np.sqrt(own + fixed):.3g}; {reason}"
+    )
 
 
 def _main_variances(run: Run) -> tuple[float, float]:
@@ -533,5 +582,5 @@ def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
     check_count("draws", draws, 1)
     longer = run.copy()
     with Progress(progress) as bar:
-        longer.sample(draws, bar)
+        sample([longer], draws, bar)
     return summarise(longer)

@@ -1,8 +1,8 @@
 """The batched HMC step: the chains of several folds in lock-step. The hot loop is here.
 
-Axis order is fold, chain, parameter. Every chain takes the same number of leapfrog steps, drawn
-anew for each iteration, so that no lane idles and no orbit is periodic. Step sizes and metrics
-belong to the fold.
+Axis order is fold, chain, parameter. The chains of a model take the same number of leapfrog steps,
+drawn anew for each iteration, so that no lane idles and no orbit is periodic. Step sizes and
+metrics belong to the fold.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def hmc_step(
     state: ChainState,
     keys: UInt32[Array, "fold chain 2"],
     iteration: Int[Array, ""],
-    n_steps: Int[Array, ""],
+    n_steps: Int[Array, " fold"],
     adapted: Int[Array, ""],
     adapting: Bool[Array, ""],
     refresh: Bool[Array, ""],
@@ -77,7 +77,7 @@ def hmc_step(
     """
     noise, log_uniform = _randomness(keys, iteration, noise_size(metric))
     log_step = jnp.where(adapting, state.step_size.log_step, state.step_size.log_step_average)
-    step = jnp.where(refresh, 0.0, jnp.exp(log_step))[:, None, None]
+    step = jnp.where(refresh, 0.0, jnp.exp(log_step))
 
     start = momentum(metric, noise)
     end, position, log_density, gradient, scores = _leapfrog(
@@ -128,17 +128,21 @@ def _randomness(
 def _leapfrog(
     state: ChainState, start: Array, step: Array, n_steps: Array, density: Density, metric: Metric
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Follow every chain for ``n_steps`` steps of the velocity Verlet integrator."""
+    """Follow every chain for ``n_steps`` steps of the velocity Verlet integrator.
 
-    def body(_: int, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    A fold that is done while others go on waits: it takes steps of length zero.
+    """
+
+    def body(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         p, q, gradient = carry[0], carry[1], carry[3]
-        p = p + 0.5 * step * gradient
-        q = q + step * velocity(metric, p)
+        now = jnp.where(i < n_steps, step, 0.0)[:, None, None]
+        p = p + 0.5 * now * gradient
+        q = q + now * velocity(metric, p)
         log_density, gradient, scores = density(q)
-        return p + 0.5 * step * gradient, q, log_density, gradient, scores
+        return p + 0.5 * now * gradient, q, log_density, gradient, scores
 
     carry = (start, state.position, state.log_density, state.gradient, state.scores)
-    return jax.lax.fori_loop(0, n_steps, body, carry)
+    return jax.lax.fori_loop(0, n_steps.max(), body, carry)
 
 
 def _kinetic(metric: Metric, p: Array) -> Array:

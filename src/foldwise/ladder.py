@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 
 from foldwise import bridge
 from foldwise.diagnostics import block_means, series_variance
+from foldwise.sampler import run_together
 from foldwise.special import expit
 from foldwise.tuning import rung_metric, start_positions
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from foldwise.crossval import Run
     from foldwise.evidence import Evidence
     from foldwise.progress import Progress
+    from foldwise.sampler import Sampler
 
 # Folds with less overlap than this get rungs: twice the level below which errors are off.
 LEAST_OVERLAP = 20.0
@@ -46,51 +48,75 @@ class Rung:
     scores: Float[np.ndarray, "member chain draw"]
 
 
-def climb(run: Run, members: Int[np.ndarray, " member"], bar: Progress) -> None:
-    """Sample the rungs of the folds ``members``, which overlap too little with the full data."""
-    evidence = run.evidence
-    bar.start(f"rungs for {members.size} folds")
-    temper = np.zeros(len(members))
-    if evidence.draws is None:
-        evidence.rungs.append(_sample_rung(run, members, temper, 0))
-        scores = evidence.rungs[0].scores
-    else:
-        scores = evidence.draws[members, ..., 0]
+@dataclass
+class _Ascent:
+    """Folds of one run on their way up: where they are, and their log scores there."""
+
+    run: Run
+    members: Int[np.ndarray, " member"]
+    temper: Float[np.ndarray, " member"]
+    scores: Float[np.ndarray, "member chain draw"]
+
+    def next_rung(self) -> bool:
+        """Keep the folds that are far from the full data still, and choose their next tempers."""
+        overlap = _overlap_with_full(self.run.evidence, self.members, self.temper, self.scores)
+        far = (overlap < LEAST_OVERLAP) & np.isfinite(self.scores).any(axis=(1, 2))
+        self.members, self.scores = self.members[far], self.scores[far]
+        steps = zip(self.temper[far], self.scores, strict=True)
+        self.temper = np.array([_next(t, ll) for t, ll in steps])
+        return bool(far.any())
+
+
+def climb(far: list[tuple[Run, Int[np.ndarray, " member"]]], bar: Progress) -> None:
+    """Sample the rungs of folds that overlap too little with the full data, of all runs at once."""
+    ascents = []
+    for run, members in far:
+        if members.size:
+            stored, bottom = run.evidence.draws, np.zeros(len(members))
+            scores = np.empty(0) if stored is None else stored[members, ..., 0]
+            ascents.append(_Ascent(run, members, bottom, scores))
+    if not ascents:
+        return
+    bar.start(f"rungs for {sum(len(ascent.members) for ascent in ascents)} folds")
+    if ascents[0].run.evidence.draws is None:
+        _sample_rungs(ascents, 0)
     for number in range(1, MOST_RUNGS + 1):
-        far = _overlap_with_full(evidence, members, temper, scores) < LEAST_OVERLAP
-        far &= np.isfinite(scores).any(axis=(1, 2))
-        if not far.any():
+        ascents = [ascent for ascent in ascents if ascent.next_rung()]
+        if not ascents:
             return
-        members, temper, scores = members[far], temper[far], scores[far]
-        temper = np.array([_next(t, ll) for t, ll in zip(temper, scores, strict=True)])
-        evidence.rungs.append(_sample_rung(run, members, temper, number))
-        scores = evidence.rungs[-1].scores
+        _sample_rungs(ascents, number)
 
 
-def _sample_rung(
-    run: Run, members: Int[np.ndarray, " member"], temper: Float[np.ndarray, " member"], number: int
-) -> Rung:
-    """Log scores of chains at the given tempers; numbered so that their randomness is their own."""
-    settings, main = run.settings, run.sampler
-    folds = run.folds[members]
-    held_out = (1.0 - temper)[:, None] * run.evidence.full[members]
-    start = start_positions(
-        run.full_positions, held_out, folds, settings.chains, settings.seed, number + 1
-    )
-    metric = rung_metric(run.fit, run.locals, main.metric, members, temper)
-    sampler = main.tempered(members, temper, metric, start, number + 1)
-    draws = run.evidence.n_draws
-    if settings.memory == "online":
+def _sample_rungs(ascents: list[_Ascent], number: int) -> None:
+    """Log scores of chains at the folds' tempers; numbered, for randomness of their own."""
+    first = ascents[0].run
+    draws = first.evidence.n_draws
+    if first.settings.memory == "online":
         draws = min(draws, MOST_ONLINE_DRAWS)
-    scores = np.empty((len(members), settings.chains, draws))
-    done = np.zeros(len(members), int)
-    for block, record, count in sampler.run(draws):
+    samplers = [_rung_sampler(ascent, number + 1) for ascent in ascents]
+    owner = {id(s): ascent for s, ascent in zip(samplers, ascents, strict=True)}
+    for ascent in ascents:
+        ascent.scores = np.empty((len(ascent.members), first.settings.chains, draws))
+    done = {id(s): np.zeros(len(s.folds), int) for s in samplers}
+    for sampler, block, record, count in run_together(samplers, draws):
         if count > 0:
             values = record.scores[:, :, :, 0]
             joint = values.sum(axis=-1) if sampler.emit.by_row else values
-            scores[block, :, done[block[0]] : done[block[0]] + count] = joint
-            done[block] += count
-    return Rung(members, temper, scores)
+            at = done[id(sampler)][block[0]]
+            owner[id(sampler)].scores[block, :, at : at + count] = joint
+            done[id(sampler)][block] += count
+    for ascent in ascents:
+        rung = Rung(ascent.members, ascent.temper, ascent.scores)
+        ascent.run.evidence.rungs.append(rung)
+
+
+def _rung_sampler(ascent: _Ascent, rung: int) -> Sampler:
+    run, members, temper = ascent.run, ascent.members, ascent.temper
+    held_out = (1.0 - temper)[:, None] * run.evidence.full[members]
+    chains, seed = run.settings.chains, run.settings.seed
+    start = start_positions(run.full_positions, held_out, run.folds[members], chains, seed, rung)
+    metric = rung_metric(run.fit, run.locals, run.sampler.metric, members, temper)
+    return run.sampler.tempered(members, temper, metric, start, rung)
 
 
 def _overlap_with_full(

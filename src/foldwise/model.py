@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,9 @@ class Model:
     unconstrain: Callable[[Any], Position] | None = None
     name: str | None = None
 
+    # which model of a family it is: nothing for a model that is not of a family
+    selection: ClassVar[Any] = ()
+
     def __post_init__(self) -> None:
         if not isinstance(self.n_obs, (int, np.integer)) or self.n_obs < 2:
             raise ValueError(
@@ -97,6 +101,11 @@ class Model:
             raise TypeError(
                 f"log_likelihood must be a function of a position, got {self.log_likelihood!r}"
             )
+
+    @contextmanager
+    def selected(self, selection: Any) -> Iterator[None]:
+        """Within this, the functions of a member of a family take ``selection``."""
+        yield
 
     @cached_property
     def _template(self) -> Position:

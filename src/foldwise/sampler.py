@@ -2,13 +2,15 @@
 
 A block is a value: the positions and step sizes of the chains of some folds. :func:`advance` runs
 them some iterations further; nothing else samples the folds. Warm-up, sampling, pilot runs and
-extensions are all calls of one compiled program.
+extensions are all calls of one compiled program. The folds of a block may belong to several
+models of a family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -39,8 +41,10 @@ PILOTS = 8
 # bench/trajectory.py prints the gradients spent for an effective draw, here and elsewhere.
 TRAJECTORY = 5.0 / 9.0 * np.pi
 JITTER = 0.5
+GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
+Members = Int[np.ndarray, " fold"]
 Refine = Callable[
     [Int[np.ndarray, " fold"], Float[np.ndarray, "fold chain d"]],
     tuple[Int[np.ndarray, " some"], FoldMetric],
@@ -63,12 +67,14 @@ class Emit(NamedTuple):
 
 
 class FoldData(NamedTuple):
-    """What the density of each fold needs: its rows, its targets, its metric.
+    """What the density of each fold needs: its rows, its targets, its metric, its model.
 
     ``temper`` weighs the fold's own test rows in its density: 0 for the fold's posterior, between
     0 and 1 for a rung between it and the full data's.
     ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
+    ``n_steps`` are the leapfrog steps of each iteration. ``selection`` says which model of a
+    family the fold is of; it is empty for a model that is not of a family.
     """
 
     keys: UInt32[Any, "fold chain 2"]
@@ -77,6 +83,8 @@ class FoldData(NamedTuple):
     rows: Int[Any, "fold target slot"]
     valid: Bool[Any, "fold target slot"]
     metric: FoldMetric | LocalCoordinates
+    n_steps: Int[Any, "fold draw"]
+    selection: Any
 
 
 class BlockState(NamedTuple):
@@ -104,7 +112,6 @@ class Segment(NamedTuple):
 class Shared(NamedTuple):
     """What all folds share in one call of :func:`advance`."""
 
-    n_steps: Int[Any, " draw"]
     first: Int[Any, ""]
     draws: Int[Any, ""]
     warmup: Int[Any, ""]
@@ -125,7 +132,8 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
             value = model.flat_log_prior(q) + training + tempered
             return value, targets if by_row else targets.sum(axis=-1)
 
-        (value, scores), gradient = jax.value_and_grad(log_density, has_aux=True)(q)
+        with model.selected(fold.selection):
+            (value, scores), gradient = jax.value_and_grad(log_density, has_aux=True)(q)
         return value, gradient, scores
 
     all_folds = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))
@@ -138,6 +146,10 @@ def fold_extras(
     """Derivatives and replicates of each fold's test rows at its chains' positions."""
 
     def of_chain(q: Array, key: Array, fold: FoldData) -> dict[str, Array]:
+        with model.selected(fold.selection):
+            return of_member(q, key, fold)
+
+    def of_member(q: Array, key: Array, fold: FoldData) -> dict[str, Array]:
         found = {}
         if emit.derivatives:
             for name, values in zip(("first", "second"), model.flat_derivatives(q), strict=True):
@@ -196,7 +208,7 @@ def advance(
             state,
             data.keys,
             iteration,
-            shared.n_steps[slot],
+            data.n_steps[:, slot],
             jnp.where(iteration < shared.half, iteration, iteration - shared.half),
             iteration < shared.warmup,
             refresh,
@@ -238,11 +250,14 @@ def _put(kept: Array, values: Array, slot: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(kept, values.astype(kept.dtype), slot, axis=2)
 
 
-def leapfrog_counts(
-    seed: int, step_size: float, first: int, draws: int
-) -> Int[np.ndarray, " draw"]:
-    """Leapfrog steps of iterations ``first`` to ``first + draws - 1``, from the seed alone."""
-    uniform = np.random.default_rng([seed, 1]).random(first + draws)[first:]
+def leapfrog_counts(step_size: float, first: int, draws: int) -> Int[np.ndarray, " draw"]:
+    """Leapfrog steps of iterations ``first`` to ``first + draws - 1``.
+
+    Trajectories have the same lengths in every run, so that models side by side turn together.
+    Lengths are spread evenly over any few iterations by multiples of the golden ratio; Hoffman,
+    Radul and Sountsov (2021) use a Halton sequence to the same end.
+    """
+    uniform = np.arange(first + 1, first + draws + 1) * GOLDEN % 1.0
     length = TRAJECTORY * (1.0 + JITTER * (2.0 * uniform - 1.0))
     return np.maximum(1, np.rint(length / step_size)).astype(np.int32)
 
@@ -305,11 +320,12 @@ class Sampler:
         self.width, self.targets = int(folds.n_test.max()), 1 + int((previous >= 0).any())
 
     def copy(self) -> Sampler:
-        """A sampler that goes on from the same state and leaves this one as it is."""
+        """A sampler that goes on by itself from the same state and leaves this one as it is."""
         twin = copy(self)
         twin.position = self.position.copy()
         twin.steps = StepSize(*(part.copy() for part in self.steps))
         twin.metric = jax.tree.map(np.copy, self.metric)
+        share_blocks([twin])
         return twin
 
     def tempered(
@@ -331,89 +347,46 @@ class Sampler:
 
     def compile(self) -> Callable[[Any, Any], Any]:
         """The compiled program, made on the first call."""
-        block = (self._state(np.zeros(self.block, int)), self._pilots(0)[1])
         model, emit = self.model, self.emit
 
         def run(block: tuple[BlockState, FoldData], shared: Shared) -> object:
             return advance(model, emit, block, shared)
 
+        block = _resized(self._pilots(), self.block)
         return compiled(model, run, block, self._shared(0, 1), self.precision, emit)
 
-    def tune(self, guess: float) -> None:
-        """Set the folds' common starting step size: the median over the pilots.
-
-        Pilots are folds with an empty test set, so they sample the full-data posterior. Their
-        number does not depend on the block size, so neither does the answer.
-        """
-        self.step_size = guess
-        program, found = self.compile(), []
-        for first in range(0, PILOTS, self.block):
-            state, _ = program(self._pilots(first), self._shared(0, SEGMENT))
-            found.append(state.step_size.log_step_average)
-        step = float(np.exp(np.median(np.concatenate(found)[:PILOTS])))
+    def _start_from(self, log_steps: Float[np.ndarray, " pilot"]) -> None:
+        """Set the folds' common starting step size: the median over the pilots."""
+        step = float(np.exp(np.median(log_steps)))
         self.step_size = float(f"{step:.3g}")  # rounded: the same bits in every grouping
         self.steps = _same_steps(self.step_size, len(self.folds), self.precision)
 
-    def run(self, draws: int) -> Iterator[tuple[Int[np.ndarray, " fold"], Segment, int]]:
-        """Take every chain ``draws`` iterations further, after warm-up if it has not been done.
-
-        Yields, for each block and segment, the positions of the block's folds, what was recorded,
-        and the number of iterations, negative during warm-up.
-        """
-        first, last = self.done, max(self.done, self.warmup) + draws
-        program = self.compile()
-        for start in range(0, len(self.folds), self.block):
-            members = np.arange(start, min(start + self.block, len(self.folds)))
-            yield from self._run_block(program, members, first, last)
-        self.done = last
-
-    def _run_block(
-        self,
-        program: Callable[[Any, Any], Any],
-        members: Int[np.ndarray, " fold"],
-        first: int,
-        last: int,
-    ) -> Iterator[tuple[Int[np.ndarray, " fold"], Segment, int]]:
-        padded = np.resize(members, self.block)
-        state, data = self._state(padded), self._data(padded)
-        half = self.warmup // 2
-        while first < last:
-            if first == half:
-                state = state._replace(step_size=_restarted(state.step_size))
-                if self.refine is not None:
-                    self._refine(members, state.position[: len(members)])
-                    data = data._replace(metric=_metric_of(self.metric, padded, self.precision))
-            end = next(stop for stop in (half, self.warmup, last) if first < stop)
-            count = min(SEGMENT, end - first)
-            state, record = program((state, data), self._shared(first, count))
-            record = jax.tree.map(lambda part: part[: len(members)], record)
-            record = record._replace(
-                scores=record.scores[:, :, :count],
-                extras={name: part[:, :, :count] for name, part in record.extras.items()},
-            )
-            yield members, record, count if first >= self.warmup else -count
-            first += count
-        self.position[members] = state.position[: len(members)]
+    def _store(self, members: Int[np.ndarray, " fold"], state: BlockState) -> None:
+        self.position[members] = state.position
         for mine, theirs in zip(self.steps, state.step_size, strict=True):
-            mine[members] = theirs[: len(members)]
+            mine[members] = theirs
 
-    def _refine(
-        self, members: Int[np.ndarray, " fold"], position: Float[np.ndarray, "fold chain d"]
-    ) -> None:
-        assert self.refine is not None and isinstance(self.metric, FoldMetric)
+    def _refine(self, members: Members, position: Float[np.ndarray, "fold chain d"]) -> None:
+        """Give new metrics to those of the folds that are to have one."""
+        if self.refine is None:
+            return
+        assert isinstance(self.metric, FoldMetric)
         which, metric = self.refine(members, position)
         for mine, new in zip(self.metric, metric, strict=True):
             mine[members[which]] = new
 
     def _shared(self, first: int, draws: int) -> Shared:
-        n_steps = np.ones(SEGMENT, np.int32)
-        n_steps[:draws] = leapfrog_counts(self.seed, self.step_size, first, draws)
         metric = () if isinstance(self.metric, FoldMetric) else self.metric[:2]
         first, draws, warmup, half = np.array(
             [first, draws, self.warmup, self.warmup // 2], np.int32
         )
         parts = tuple(np.asarray(part, self.precision) for part in metric)
-        return Shared(n_steps, first, draws, warmup, half, parts)
+        return Shared(first, draws, warmup, half, parts)
+
+    def _n_steps(self, folds: int, first: int, draws: int) -> Int[np.ndarray, "fold draw"]:
+        n_steps = np.ones((folds, SEGMENT), np.int32)
+        n_steps[:, :draws] = leapfrog_counts(self.step_size, first, draws)
+        return n_steps
 
     def _keys(self, numbers: Int[np.ndarray, " fold"]) -> UInt32[np.ndarray, "fold chain 2"]:
         """A key for each chain, from the seed, the fold's number in its scheme and its rung."""
@@ -441,20 +414,143 @@ class Sampler:
             np.stack([t[0] for t in targets], axis=1).astype(np.int32),
             np.stack([t[1] for t in targets], axis=1),
             _metric_of(self.metric, members, self.precision),
+            self._n_steps(len(members), 0, 0),
+            jax.tree.map(lambda a: np.stack([a] * len(members)), self.model.selection),
         )
 
-    def _pilots(self, first: int) -> tuple[BlockState, FoldData]:
-        members = np.minimum(np.arange(first, first + self.block), PILOTS - 1)
-        data = self._data(np.zeros(self.block, int))
+    def _pilots(self) -> tuple[BlockState, FoldData]:
+        """Folds with an empty test set, which sample the full-data posterior."""
+        members = np.arange(PILOTS)
+        data = self._data(np.zeros(PILOTS, int))
         data = data._replace(
             keys=self._keys(2**40 + members),
             train=np.ones_like(data.train),
             temper=np.zeros_like(data.temper),
             valid=np.zeros_like(data.valid),
             metric=_metric_of(self.pilot_metric, members, self.precision),
+            n_steps=self._n_steps(PILOTS, 0, SEGMENT),
         )
-        steps = _same_steps(self.step_size, self.block, self.precision)
+        steps = _same_steps(self.step_size, PILOTS, self.precision)
         return BlockState(self.pilot_start[members].astype(self.precision), steps), data
+
+
+# ---------------------------------------------------------------- samplers side by side
+
+
+def share_blocks(samplers: Sequence[Sampler]) -> None:
+    """Let samplers of the same program and length fill blocks together.
+
+    Folds with a metric of their own mix freely. Where folds share the metric of their model,
+    beyond 100 parameters, the models take turns.
+    """
+    head = samplers[0]
+    folds = sum(len(group.folds) for group in _groups(samplers)[0])
+    block = block_size(head.model.n_obs, folds, head.position.shape[1])
+    for sampler in samplers:
+        sampler.block = block
+
+
+def _groups(samplers: Sequence[Sampler]) -> list[list[Sampler]]:
+    """Samplers whose folds may share a block."""
+    if all(isinstance(sampler.metric, FoldMetric) for sampler in samplers):
+        return [list(samplers)]
+    return [[sampler] for sampler in samplers]
+
+
+def tune_together(samplers: Sequence[Sampler], guess: float) -> None:
+    """Set the starting step size of each sampler from its pilots.
+
+    The number of pilots does not depend on the block size, so neither does the answer.
+    """
+    for sampler in samplers:
+        sampler.step_size = guess
+    for group in _groups(samplers):
+        head, found = group[0], []
+        program = head.compile()
+        pilots = _joined([sampler._pilots() for sampler in group])
+        for first in range(0, PILOTS * len(group), head.block):
+            chosen = np.arange(first, min(first + head.block, PILOTS * len(group)))
+            block = _resized(jax.tree.map(lambda a, i=chosen: a[i], pilots), head.block)
+            state, _ = program(block, head._shared(0, SEGMENT))
+            found.append(state.step_size.log_step_average[: len(chosen)])
+        for sampler, own in zip(group, np.split(np.concatenate(found), len(group)), strict=True):
+            sampler._start_from(own)
+
+
+def run_together(
+    samplers: Sequence[Sampler], draws: int
+) -> Iterator[tuple[Sampler, Members, Segment, int]]:
+    """Take every chain ``draws`` iterations further, after warm-up if it has not been done.
+
+    Yields, for each sampler of each block and segment, the positions of its folds in the block,
+    what was recorded of them, and the number of iterations, negative during warm-up.
+    """
+    first = samplers[0].done
+    last = max(first, samplers[0].warmup) + draws
+    for group in _groups(samplers):
+        program = group[0].compile()
+        for pieces in _blocks(group):
+            yield from _run_block(program, pieces, first, last)
+        for sampler in group:
+            sampler.done = last
+
+
+def _blocks(group: list[Sampler]) -> Iterator[list[tuple[Sampler, Members]]]:
+    """The folds of all samplers, block by block."""
+    owner = np.repeat(np.arange(len(group)), [len(sampler.folds) for sampler in group])
+    fold = np.concatenate([np.arange(len(sampler.folds)) for sampler in group])
+    for start in range(0, len(fold), group[0].block):
+        part = slice(start, start + group[0].block)
+        yield [(group[who], fold[part][owner[part] == who]) for who in np.unique(owner[part])]
+
+
+def _run_block(
+    program: Callable[[Any, Any], Any],
+    pieces: list[tuple[Sampler, Members]],
+    first: int,
+    last: int,
+) -> Iterator[tuple[Sampler, Members, Segment, int]]:
+    head = pieces[0][0]
+    edges = np.cumsum([0, *(len(members) for _, members in pieces)])
+    parts = [slice(*edge) for edge in pairwise(edges)]
+    half, size = head.warmup // 2, head.block
+    state = _resized(_joined([sampler._state(members) for sampler, members in pieces]), size)
+    data = _resized(_joined([sampler._data(members) for sampler, members in pieces]), size)
+    while first < last:
+        if first == half:
+            state = state._replace(step_size=_restarted(state.step_size))
+            for (sampler, members), part in zip(pieces, parts, strict=True):
+                sampler._refine(members, state.position[part])
+            metrics = [_metric_of(s.metric, members, s.precision) for s, members in pieces]
+            data = data._replace(metric=_resized(_joined(metrics), size))
+        end = next(stop for stop in (half, head.warmup, last) if first < stop)
+        count = min(SEGMENT, end - first)
+        n_steps = [sampler._n_steps(len(members), first, count) for sampler, members in pieces]
+        data = data._replace(n_steps=_resized(_joined(n_steps), size))
+        state, record = program((state, data), head._shared(first, count))
+        record = record._replace(
+            scores=record.scores[:, :, :count],
+            extras={name: values[:, :, :count] for name, values in record.extras.items()},
+        )
+        for (sampler, members), part in zip(pieces, parts, strict=True):
+            own = jax.tree.map(lambda a, part=part: a[part], record)
+            yield sampler, members, own, count if first >= head.warmup else -count
+        first += count
+    for (sampler, members), part in zip(pieces, parts, strict=True):
+        sampler._store(members, jax.tree.map(lambda a, part=part: a[part], state))
+
+
+def _joined(trees: list[Any]) -> Any:
+    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *a: np.concatenate(a), *trees)
+
+
+def _resized(tree: Any, size: int) -> Any:
+    """The folds of ``tree``, repeated until there are ``size``."""
+
+    def resized(array: np.ndarray) -> np.ndarray:
+        return array if len(array) == size else array[np.resize(np.arange(len(array)), size)]
+
+    return jax.tree.map(resized, tree)
 
 
 def _same_steps(step: float, folds: int, precision: str) -> StepSize:
