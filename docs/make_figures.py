@@ -5,9 +5,8 @@ python docs/make_figures.py
 
 from typing import Any
 
-from run_pages import ROOT, blocks
-
 from foldwise.plots import plot_difference, save_figures
+from run_pages import ROOT, blocks
 
 
 def main() -> None:

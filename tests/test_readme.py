@@ -1,5 +1,6 @@
 """Python blocks of README and of the pages run as printed, and show what they print."""
 
+import doctest
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 import run_pages  # noqa: E402
 
 import foldwise as fw  # noqa: E402
+import foldwise.family  # noqa: E402
+import foldwise.model  # noqa: E402
 
 
 @pytest.mark.parametrize("page", run_pages.pages(), ids=lambda page: page.name)
@@ -38,11 +41,20 @@ def test_links_of_readme_lead_somewhere():
         path, _, anchor = target.partition("#")
         assert (ROOT / path).exists(), target
         if anchor:
-            titles = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE)
+            titles = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.M)
             assert anchor in [re.sub(r"[^a-z0-9]+", "-", title.lower()) for title in titles]
 
 
 def test_every_public_name_is_in_the_reference():
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
-    listed = {line.split(".")[-1] for line in re.findall(r"^::: (foldwise\S*)", pages, re.MULTILINE)}
-    assert set(fw.__all__) <= listed
+    listed = {name.split(".")[-1] for name in re.findall(r"^::: (foldwise\S*)", pages, re.M)}
+    # the page of the figures shows the whole module
+    figures = {name for name in fw.__all__ if getattr(fw, name).__module__ == "foldwise.plots"}
+    assert set(fw.__all__) - figures <= listed
+    assert all(f"`{name}`" in pages for name in figures)
+
+
+@pytest.mark.parametrize("module", [foldwise.family, foldwise.model], ids=lambda m: m.__name__)
+def test_docstring_examples(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0 and result.failed == 0

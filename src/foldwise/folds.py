@@ -30,20 +30,34 @@ class Folds:
 
     Attributes
     ----------
-    n : number of rows of the data.
-    names : (K,) name of each fold: the user's labels, or a number.
-    index : (K,) number of each fold in the scheme it came from; subsets keep it.
-    test_start, test_rows : (K + 1,) and flat; fold k tests
-        ``test_rows[test_start[k]:test_start[k + 1]]``, ascending.
-    test_weight : weight of each entry of ``test_rows``: 1, or 1/m for a row tested m times in
+    n
+        Number of rows of the data.
+    names
+        (K,) name of each fold: the user's labels, or a number.
+    index
+        (K,) number of each fold in the scheme it came from; subsets keep it.
+    test_start
+        (K + 1,) where each fold's test rows begin in ``test_rows``.
+    test_rows
+        Fold k tests ``test_rows[test_start[k]:test_start[k + 1]]``, ascending.
+    test_weight
+        Weight of each entry of ``test_rows``: 1, or 1/m for a row tested m times in
         ``from_splits`` and ``from_splitter``.
-    train_start, train_stop, dropped_start, dropped_rows : fold k trains on the rows from
-        ``train_start[k]`` up to, not including, ``train_stop[k]``, except its dropped rows
-        ``dropped_rows[dropped_start[k]:dropped_start[k + 1]]``. These lie in that interval,
-        ascending, and include the test rows that lie in it.
-    scheme : the scheme and its arguments, for people.
-    pointwise : whether the default score is by row (random and stratified K-fold) and not by fold.
-    largest_test : number of test rows of the scheme's largest fold; subsets keep it.
+    train_start
+        (K,) first row of the interval that fold k trains on, but for its dropped rows.
+    train_stop
+        (K,) first row after that interval.
+    dropped_start
+        (K + 1,) where each fold's dropped rows begin in ``dropped_rows``.
+    dropped_rows
+        Fold k drops ``dropped_rows[dropped_start[k]:dropped_start[k + 1]]``. These lie in its
+        interval, ascending, and include the test rows that lie in it.
+    scheme
+        The scheme and its arguments, for people.
+    pointwise
+        Whether the default score is by row (random and stratified K-fold) and not by fold.
+    largest_test
+        Number of test rows of the scheme's largest fold; subsets keep it.
     """
 
     n: int
