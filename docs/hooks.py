@@ -20,8 +20,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the help of every command, and the reference of the figures, in their places."""
     if "<!-- help of foldwise -->" in markdown and find_spec("foldwise.cli"):
         markdown = markdown.replace("<!-- help of foldwise -->", _help())
-    if find_spec("foldwise.plots"):
-        markdown = markdown.replace("<!-- reference of foldwise.plots -->", "::: foldwise.plots")
+    if "<!-- reference of foldwise.plots -->" in markdown and find_spec("foldwise.plots"):
+        markdown = markdown.replace("<!-- reference of foldwise.plots -->", _figures())
     return markdown
 
 
@@ -33,6 +33,13 @@ def on_page_content(content: str, **_: Any) -> str:
 def _mathml(found: re.Match[str]) -> str:
     display = "block" if found[2] == "[" else "inline"
     return convert(html.unescape(found[3]).strip(), display=display)
+
+
+def _figures() -> str:
+    import foldwise
+
+    names = [name for name in foldwise.__all__ if name.startswith(("plot_", "save_figures"))]
+    return "\n\n".join(f"::: foldwise.plots.{name}" for name in names)
 
 
 def _help() -> str:
