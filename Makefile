@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where tests and benches find the published data sets; they are not part of the repository.
 export FOLDWISE_DATA ?= $(abspath ../shared/data)
 
-.PHONY: demo test lint types format bench clean
+.PHONY: demo test lint types format docs bench clean
 
 demo: .venv/installed
 	$(BIN)/foldwise demo
@@ -22,6 +22,9 @@ types: .venv/installed-dev
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: .venv/installed-dev
 	$(BIN)/python bench/calibration.py
@@ -42,4 +45,8 @@ clean:
 
 .venv/installed-dev: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@

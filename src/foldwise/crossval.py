@@ -208,9 +208,11 @@ def cross_validate(
 
     Parameters
     ----------
-    model, folds
-        What to cross-validate, and which rows each fold leaves out. For a family of models
-        (``model_family``) the answer is a dict of results by name.
+    model
+        What to cross-validate. For a family of models (``model_family``) the answer is a dict of
+        results by name.
+    folds
+        Which rows each fold leaves out.
     fit
         Full-data fit of this model; made here when left out.
     scores
@@ -221,13 +223,18 @@ def cross_validate(
         ``"hyvarinen"`` and ``"dss"`` (also ``_pointwise``), ``"crps"``, ``"scrps"``, ``"energy"``,
         ``"interval"`` (``"interval_0.5"`` for another level), ``"mse"``, ``"rmse"``, ``"mae"``,
         ``"r2"``, ``"brier"``, ``"accuracy"``.
-    chains, draws, warmup
-        Chains per fold, draws kept from each, and iterations before them.
+    chains
+        Chains per fold.
+    draws
+        Draws kept from each chain.
+    warmup
+        Iterations before them.
     batch
         Draws per batch of the batch-means error, doubled as a chain grows beyond 64 batches.
-    target_mcse, max_draws
-        Run on until the total's Monte Carlo error is at most ``target_mcse``, or each chain has
-        ``max_draws`` draws.
+    target_mcse
+        Run on until the total's Monte Carlo error is at most this.
+    max_draws
+        Draws of each chain at which such a run stops, with a warning if it is not there.
     estimator
         ``"mean"`` averages the predictive density over the fold's draws, ``"bridge"`` also uses
         the draws of its partner, ``"auto"`` takes the bridge wherever there is a partner.

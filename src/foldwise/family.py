@@ -33,7 +33,7 @@ class Member(Model):
 
 
 class ModelFamily(Sequence[Model]):
-    """Models that differ in a selection; see :func:`model_family`."""
+    """Models that differ in a selection; see ``model_family``."""
 
     def __init__(self, members: list[Model]):
         self.members = members
@@ -61,7 +61,7 @@ def model_family(
 ) -> ModelFamily:
     """Models that share their functions and differ in a selection vector.
 
-    The functions are those of :class:`~foldwise.Model` with the selection as a last argument. All
+    The functions are those of ``Model`` with the selection as a last argument. All
     members have all parameters; those that a selection leaves out of the likelihood keep their
     prior. ``cross_validate(family, folds)`` fits every member, samples the folds of all of them
     side by side in one program, and gives their results by name, ready for ``compare``. Beyond 100
@@ -69,21 +69,38 @@ def model_family(
 
     Parameters
     ----------
+    log_prior
+        ``log_prior(position, selection)``.
+    log_likelihood
+        ``log_likelihood(position, selection)``; may be left out as in ``Model``.
+    init
+        As in ``Model``, the same for all.
+    n_obs
+        Number of rows.
     selections
         One array of numbers for each model, all of the same shape: for example which covariates
         it has, as zeros and ones.
     names
         Names of the models; None writes their selections.
+    simulate
+        ``simulate(key, position, selection)``.
+    row_log_density
+        ``row_log_density(position, y, selection)``.
+    y
+        Observed values, the same for all.
 
     Examples
     --------
-    All subsets of two covariates::
+    All subsets of two covariates:
 
-        model_family(
-            lambda q, s: -0.5 * jnp.sum(q["beta"] ** 2),
-            lambda q, s: -0.5 * (y - X @ (s * q["beta"])) ** 2,
-            {"beta": np.zeros(2)}, len(y), selections=[[0, 0], [0, 1], [1, 0], [1, 1]], y=y,
-        )
+    >>> import jax.numpy as jnp, numpy as np
+    >>> X, y = np.eye(4)[:, :2], np.array([0.3, -1.2, 0.8, 0.1])
+    >>> model_family(
+    ...     lambda q, s: -0.5 * jnp.sum(q["beta"] ** 2),
+    ...     lambda q, s: -0.5 * (y - X @ (s * q["beta"])) ** 2,
+    ...     {"beta": np.zeros(2)}, n_obs=4, selections=[[0, 0], [0, 1], [1, 0], [1, 1]], y=y,
+    ... )
+    ModelFamily of 4 models: 0 0, 0 1, 1 0, 1 1
     """
     arrays = [np.asarray(selection, float) for selection in selections]
     if not arrays:

@@ -51,11 +51,15 @@ class Fit:
         NUTS step size of each chain.
     divergences
         Number of divergent transitions after warm-up.
-    rhat, ess
-        Rank-normalised split R-hat and bulk ESS of each parameter (arviz-stats).
     fingerprint
         Log prior and summed log likelihood at the first draw; a model that gives other values
         there is another model.
+    seed
+        Seed of the run; for draws from elsewhere, a number made from them.
+    seconds
+        How long it took.
+    name
+        Name of the model.
     gradients
         Number of gradients that the draws took, warm-up included; 0 for draws made elsewhere.
     """
@@ -93,7 +97,15 @@ class Fit:
 
     @classmethod
     def from_numpyro(cls, model: Model, mcmc: Any) -> Fit:
-        """A fit from a finished ``numpyro.infer.MCMC``."""
+        """A fit from a finished ``numpyro.infer.MCMC``.
+
+        Parameters
+        ----------
+        model
+            What ``from_numpyro`` made of the NumPyro model.
+        mcmc
+            The finished run, at least two chains of 100 draws.
+        """
         samples = mcmc.get_samples(group_by_chain=True)
         diverging = mcmc.get_extra_fields().get("diverging", 0)
         draws = {name: np.asarray(values) for name, values in samples.items()}
@@ -106,17 +118,17 @@ class Fit:
 
     @cached_property
     def rhat(self) -> Float[np.ndarray, " d"]:
-        """R-hat of each parameter."""
+        """Rank-normalised split R-hat of each parameter (arviz-stats)."""
         return _by_parameter("rhat", self.positions)
 
     @cached_property
     def ess(self) -> Float[np.ndarray, " d"]:
-        """Bulk effective sample size of each parameter."""
+        """Bulk effective sample size of each parameter (arviz-stats)."""
         return _by_parameter("ess", self.positions)
 
     @cached_property
     def covariance(self) -> Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]:
-        """Posterior covariance, shrunk; only its diagonal beyond ``DENSE_DIMENSION``."""
+        """Posterior covariance, shrunk; only its diagonal beyond 500 parameters."""
         if self.positions.shape[-1] > DENSE_DIMENSION:
             return np.maximum(self.flat.var(axis=0, ddof=1), np.finfo(float).tiny ** 0.5)
         return shrunk_covariance(self.flat, max(float(np.median(self.ess)), 10.0))
@@ -287,8 +299,14 @@ def fit(
 
     Parameters
     ----------
-    chains, draws, warmup
-        Number of chains, of draws kept from each, and of adaptation iterations before.
+    model
+        What to fit.
+    chains
+        Number of chains.
+    draws
+        Draws kept from each chain.
+    warmup
+        Adaptation iterations before them.
     seed
         Whole number; None draws one, which the result records.
     progress

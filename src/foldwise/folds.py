@@ -30,20 +30,34 @@ class Folds:
 
     Attributes
     ----------
-    n : number of rows of the data.
-    names : (K,) name of each fold: the user's labels, or a number.
-    index : (K,) number of each fold in the scheme it came from; subsets keep it.
-    test_start, test_rows : (K + 1,) and flat; fold k tests
-        ``test_rows[test_start[k]:test_start[k + 1]]``, ascending.
-    test_weight : weight of each entry of ``test_rows``: 1, or 1/m for a row tested m times in
+    n
+        Number of rows of the data.
+    names
+        (K,) name of each fold: the user's labels, or a number.
+    index
+        (K,) number of each fold in the scheme it came from; subsets keep it.
+    test_start
+        (K + 1,) where each fold's test rows begin in ``test_rows``.
+    test_rows
+        Fold k tests ``test_rows[test_start[k]:test_start[k + 1]]``, ascending.
+    test_weight
+        Weight of each entry of ``test_rows``: 1, or 1/m for a row tested m times in
         ``from_splits`` and ``from_splitter``.
-    train_start, train_stop, dropped_start, dropped_rows : fold k trains on the rows from
-        ``train_start[k]`` up to, not including, ``train_stop[k]``, except its dropped rows
-        ``dropped_rows[dropped_start[k]:dropped_start[k + 1]]``. These lie in that interval,
-        ascending, and include the test rows that lie in it.
-    scheme : the scheme and its arguments, for people.
-    pointwise : whether the default score is by row (random and stratified K-fold) and not by fold.
-    largest_test : number of test rows of the scheme's largest fold; subsets keep it.
+    train_start
+        (K,) first row of the interval that fold k trains on, but for its dropped rows.
+    train_stop
+        (K,) first row after that interval.
+    dropped_start
+        (K + 1,) where each fold's dropped rows begin in ``dropped_rows``.
+    dropped_rows
+        Fold k drops ``dropped_rows[dropped_start[k]:dropped_start[k + 1]]``. These lie in its
+        interval, ascending, and include the test rows that lie in it.
+    scheme
+        The scheme and its arguments, for people.
+    pointwise
+        Whether the default score is by row (random and stratified K-fold) and not by fold.
+    largest_test
+        Number of test rows of the scheme's largest fold; subsets keep it.
     """
 
     n: int
@@ -248,6 +262,8 @@ def leave_one_out(n: int | ArrayLike) -> Folds:
     predicted. There are n folds, named by the row, or by its label if the rows' labels are given
     instead of their number.
 
+    Examples
+    --------
     >>> for train, test in leave_one_out(3):
     ...     print(train, test)
     [1 2] [0]
@@ -269,6 +285,8 @@ def k_fold(n: int, k: int, seed: int = 0) -> Folds:
     Sizes differ by at most one. For exchangeable rows, where leave-one-out costs too much. Folds
     are named 0 to k - 1; the default score is by row.
 
+    Examples
+    --------
     >>> folds = k_fold(10, 3)
     >>> print(folds)
     Folds(k_fold, n=10, k=3, seed=0)
@@ -289,6 +307,8 @@ def stratified_k_fold(labels: ArrayLike, k: int, seed: int = 0) -> Folds:
     out in turn. For exchangeable rows with a rare class or a strong known factor. Folds are named
     0 to k - 1; the default score is by row.
 
+    Examples
+    --------
     >>> label = np.array(["a", "a", "a", "b", "b", "b"])
     >>> for train, test in stratified_k_fold(label, 3):
     ...     print(label[test])
@@ -314,6 +334,8 @@ def from_labels(labels: ArrayLike) -> Folds:
     For a partition that is fixed already, to share it with another program. Folds are named by
     the distinct labels in ascending order; every row is tested once, negative labels included.
 
+    Examples
+    --------
     >>> for train, test in from_labels([2, 1, 2, 1]):
     ...     print(train, test)
     [0 2] [1 3]
@@ -338,6 +360,8 @@ def leave_group_out(groups: ArrayLike, n: int | None = None) -> Folds:
     named by the group, in the sorted order of ``np.unique``. Give n, the number of rows of the
     data, to have the length of groups checked.
 
+    Examples
+    --------
     >>> folds = leave_group_out(["b", "a", "b", "c"])
     >>> for name, (train, test) in zip(folds.names, folds):
     ...     print(name, train, test)
@@ -360,6 +384,8 @@ def group_k_fold(groups: ArrayLike, k: int, seed: int = 0) -> Folds:
     at random. For predicting new groups where leave-group-out has too many folds. Folds are named
     0 to k - 1.
 
+    Examples
+    --------
     >>> folds = group_k_fold(["a", "a", "a", "b", "b", "c"], 2)
     >>> print(folds)
     Folds(group_k_fold, 3 groups, k=2, seed=0)
@@ -403,6 +429,8 @@ def leave_future_out(
     References: Buerkner, Gabry and Vehtari (2020), Approximate leave-future-out cross-validation
     for Bayesian time series models.
 
+    Examples
+    --------
     >>> for train, test in leave_future_out(6, start=2, horizon=2):
     ...     print(train, test)
     [0 1] [2 3]
@@ -440,6 +468,8 @@ def h_block(n: int | ArrayLike, h: int) -> Folds:
 
     References: Burman, Chow and Nolan (1994), A cross-validatory method for dependent data.
 
+    Examples
+    --------
     >>> for train, test in h_block(5, 1):
     ...     print(train, test)
     [2 3 4] [0]
@@ -466,6 +496,8 @@ def hv_block(n: int | ArrayLike, h: int, v: int) -> Folds:
     References: Racine (2000), Consistent cross-validatory model-selection for dependent data:
     hv-block cross-validation.
 
+    Examples
+    --------
     >>> for train, test in hv_block(7, h=1, v=1):
     ...     print(train, test)
     [4 5 6] [0 1 2]
@@ -490,6 +522,8 @@ def spatial_block(coordinates: ArrayLike, k: int, buffer: float = 0.0, seed: int
     References: Roberts et al. (2017), Cross-validation strategies for data with temporal,
     spatial, hierarchical, or phylogenetic structure.
 
+    Examples
+    --------
     >>> print(spatial_block([[0.0], [1.0], [2.0], [7.0], [8.0], [9.0]], 2, buffer=6.0))
     Folds(spatial_block, n=6, k=2, buffer=6.0, seed=0)
       2 folds of 6 rows: train 2, test 3
@@ -517,6 +551,8 @@ def from_splits(pairs: Iterable[tuple[ArrayLike, ArrayLike]], n: int) -> Folds:
     For any scheme of the user's own. A row tested in m folds weighs 1/m in each. Rows may be in
     neither set. Folds are named 0, 1, ... in the order of the pairs.
 
+    Examples
+    --------
     >>> folds = from_splits([([0, 1], [2]), ([0, 3], [1, 2])], n=4)
     >>> for train, test in folds:
     ...     print(train, test)
@@ -534,6 +570,8 @@ def from_splitter(splitter: Any, X: Any, y: Any = None, groups: Any = None) -> F
     For any scheme of scikit-learn, or any object with its ``split`` method. A row tested in m
     folds weighs 1/m in each. Folds are named 0, 1, ... in the splitter's order.
 
+    Examples
+    --------
     >>> from sklearn.model_selection import TimeSeriesSplit
     >>> for train, test in from_splitter(TimeSeriesSplit(2), np.zeros((6, 1))):
     ...     print(train, test)

@@ -46,8 +46,10 @@ class Model:
         values, for scores that differentiate by them.
     y
         Observed values, first axis of length ``n_obs``. Comparisons check that models share it.
-    constrain, unconstrain
-        Maps between the unconstrained position and the parameters the user thinks in.
+    constrain
+        ``constrain(position)``: the parameters the user thinks in, a dict by name.
+    unconstrain
+        ``unconstrain(parameters)``: the position, the inverse of ``constrain``.
     name
         Printed in tables.
 

@@ -68,7 +68,8 @@ class Score:
 
     ``folds`` and, for a score by row, ``rows`` are the tables: ``elpd`` of log scores, ``score`` of
     others. By fold, rules whose total is a mean show the mean over the fold's rows; ``rmse`` and
-    ``r2`` show mean squared errors there.
+    ``r2`` show mean squared errors there. The last three fields are parts of the Monte Carlo
+    variance: of the folds' own draws, what each full-data draw adds, and the variance of these.
     """
 
     name: str
@@ -98,6 +99,23 @@ class CVResult:
 
     The attributes ``elpd``, ``se``, ``mcse``, ``ess``, ``p``, ``folds`` and ``rows`` are those of
     the first score asked for; ``score(name)`` gives any of them.
+
+    Attributes
+    ----------
+    scores
+        Every score asked for, by name.
+    mixing
+        R-hat by fold and the benchmark of its maximum.
+    test
+        Which rows each fold tests, and the observed values where the model has them.
+    info
+        Name of the model, scheme, settings, seeds, and the seconds of each phase.
+    draws
+        Log score of every draw, by fold, chain and draw; None with ``memory="online"``.
+    calibration
+        Predictive probabilities behind ``pit`` and ``coverage``; None if nothing was simulated.
+    run
+        What ``extend`` goes on from; None if the result was loaded or merged.
     """
 
     scores: dict[str, Score]
@@ -644,14 +662,18 @@ def warn_of_flags(result: CVResult, stacklevel: int = 3) -> None:
 
 
 def load(path: str | Path) -> CVResult:
-    """Read a result that :meth:`CVResult.save` wrote."""
+    """Read a result that ``CVResult.save`` wrote."""
     from foldwise import storage
 
     return storage.load(path)
 
 
 def merge(results: Iterable[CVResult]) -> CVResult:
-    """Join results of disjoint folds of one scheme, run apart, into that of all their folds."""
+    """Join results of disjoint folds of one scheme, run apart, into that of all their folds.
+
+    They must be of one model and one run length, with the same scores and estimator. The joined
+    result cannot be extended; extend its parts and merge them again.
+    """
     from foldwise import storage
 
     return storage.merge(results)

@@ -21,7 +21,7 @@ Sites = dict[str, dict[str, Any]]
 def from_numpyro(
     model: Callable[..., Any], *args: Any, observed: str | None = None, **kwargs: Any
 ) -> Model:
-    """A :class:`~foldwise.Model` of a NumPyro model with continuous latent variables.
+    """A ``Model`` of a NumPyro model with continuous latent variables.
 
     Rows are the first axis of the observed site; further batch axes are summed, event axes belong
     to a row. Other observed sites and factors stay in the training density of every fold. The
@@ -31,8 +31,10 @@ def from_numpyro(
     ----------
     model
         The NumPyro model, a function.
-    args, kwargs
+    args
         What it is called with, data included.
+    kwargs
+        The same, by name.
     observed
         Name of the observed site to cross-validate; may be left out when there is one.
 

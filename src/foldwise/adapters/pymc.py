@@ -16,7 +16,7 @@ from foldwise.model import Model
 
 
 def from_pymc(model: Any, observed: str | None = None) -> Model:
-    """A :class:`~foldwise.Model` of a PyMC model with continuous free variables.
+    """A ``Model`` of a PyMC model with continuous free variables.
 
     Rows are the first axis of the observed variable; further axes that are not part of a
     multivariate density are summed. Other observed variables and potentials stay in the training
@@ -73,7 +73,13 @@ def from_pymc(model: Any, observed: str | None = None) -> Model:
 
 
 def from_bambi(model: Any) -> Model:
-    """A :class:`~foldwise.Model` of a Bambi model, built if it has not been."""
+    """A ``Model`` of a Bambi model, built if it has not been.
+
+    Parameters
+    ----------
+    model
+        The Bambi model.
+    """
     if not isinstance(model, need("bambi").Model):
         raise TypeError(f"model must be a bambi.Model, got {type(model).__name__}")
     if not model.built:

@@ -1,0 +1,60 @@
+"""Python blocks of README and of the pages run as printed, and show what they print."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+import run_pages  # noqa: E402
+
+import foldwise as fw  # noqa: E402
+import foldwise.family  # noqa: E402
+import foldwise.model  # noqa: E402
+
+
+@pytest.mark.parametrize("page", run_pages.pages(), ids=lambda page: page.name)
+def test_blocks_run_and_show_what_they_print(page):
+    # in a process of its own: a page may set options of JAX
+    command = [sys.executable, "docs/run_pages.py", "--check", str(page)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_output_that_reads_differently_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint('elpd', -1.5)\n```\n\n```text\nelpd -1.7\n```\n")
+    assert run_pages.check(page) == []
+    page.write_text("```python\nprint('elpd', -1.5)\n```\n\n```text\nloss -1.5\n```\n")
+    assert "page.md:2 shows\nloss -1.5" in run_pages.check(page)[0]
+    run_pages.write(page)
+    assert "```text\nelpd -1.5\n```" in page.read_text()
+
+
+def test_links_of_readme_lead_somewhere():
+    text = (ROOT / "README.md").read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.M)
+            assert anchor in [re.sub(r"[^a-z0-9]+", "-", title.lower()) for title in titles]
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    listed = {name.split(".")[-1] for name in re.findall(r"^::: (foldwise\S*)", pages, re.M)}
+    # the page of the figures shows the whole module
+    figures = {name for name in fw.__all__ if getattr(fw, name).__module__ == "foldwise.plots"}
+    assert set(fw.__all__) - figures <= listed
+    assert all(f"`{name}`" in pages for name in figures)
+
+
+@pytest.mark.parametrize("module", [foldwise.family, foldwise.model], ids=lambda m: m.__name__)
+def test_docstring_examples(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0 and result.failed == 0
