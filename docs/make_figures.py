@@ -5,8 +5,9 @@ python docs/make_figures.py
 
 from typing import Any
 
-from foldwise.plots import plot_difference, save_figures
 from run_pages import ROOT, blocks
+
+from foldwise.plots import plot_difference, save_figures
 
 
 def main() -> None:

@@ -417,3 +417,23 @@ def test_a_missing_package_gives_the_install_command(package, call):
         pytest.raises(ImportError, match=rf'pip install "foldwise\[{package}\]"'),
     ):
         getattr(importlib.import_module("foldwise"), call)(None)
+
+
+def test_a_numpyro_model_that_ran_in_single_precision_before():
+    """MCMC in NumPyro's default precision, data as arguments and closed over."""
+    x, scale = (np.random.default_rng(k).normal(size=40) for k in range(2))
+    group, y = np.arange(40) % 4, x + 0.5
+
+    def model(x, group, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([4]))
+        numpyro.sample("y", dist.Normal(b[group] * x, 1.0 + scale**2), obs=y)
+
+    mcmc = numpyro.infer.MCMC(
+        numpyro.infer.NUTS(model), num_warmup=100, num_samples=200, num_chains=2,
+        chain_method="sequential", progress_bar=False,
+    )  # fmt: skip
+    mcmc.run(jax.random.key(0), x, group, y=y)
+    adapted = fw.from_numpyro(model, x, group, y=y)
+    fit = fw.Fit.from_numpyro(adapted, mcmc)
+    result = fw.cross_validate(adapted, fw.leave_one_out(40)[:5], fit=fit, seed=1, progress=False)
+    assert np.isfinite(result.elpd)

@@ -1,8 +1,13 @@
+import importlib
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import foldwise as fw
+
+fitting = importlib.import_module("foldwise.fit")  # not the function of that name
 
 Y = np.array([0.5, -1.0, 2.0, 0.1])
 
@@ -106,3 +111,21 @@ def test_functions_must_be_functions():
         make(log_prior=1.0)
     with pytest.raises(TypeError, match="log_likelihood must be a function"):
         make(log_likelihood=Y)
+
+
+def test_models_that_were_used_in_single_precision():
+    """JAX remembers that it has seen an array in single precision."""
+    x, y = (np.random.default_rng(k).normal(size=30) for k in range(2))
+    group = np.arange(30) % 3
+
+    def log_likelihood(q):
+        return -0.5 * (y - x * q[group]) ** 2
+
+    first = jax.jit(log_likelihood)
+    assert first(jnp.ones(3)).dtype == jnp.float32
+    model = fw.Model(lambda q: -0.5 * jnp.sum(q**2), log_likelihood, np.zeros(3), 30)
+    result = fw.cross_validate(model, fw.leave_one_out(30)[:4], seed=1, progress=False)
+    rows = next(fitting.evaluate_rows(model, result.run.fit.flat[:1]))[1][0]
+    exact = -0.5 * (y - x * result.run.fit.flat[0][group]) ** 2
+    np.testing.assert_allclose(rows, exact, rtol=1e-12)
+    np.testing.assert_allclose(first(jnp.ones(3)), -0.5 * (y - x) ** 2, rtol=1e-5)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float
 
-from foldwise.runtime import precision_context
+from foldwise.runtime import forget_constants, precision_context
 
 Position = Any  # any pytree of arrays
 
@@ -195,6 +195,8 @@ class Model:
         """Evaluate the model at its starting point; raise an error that says what is wrong."""
         with precision_context("float64"):
             flat = jnp.asarray(self.flatten(self._template))
+            if self._has_single_constants(flat):
+                forget_constants()
             prior = jax.eval_shape(self.flat_log_prior, flat)
             if prior.shape != ():
                 raise ValueError(
@@ -292,6 +294,17 @@ class Model:
                 f"{first[bad]} and {second[bad]} at the starting position; look for where branches "
                 "in row_log_density"
             )
+
+    def _has_single_constants(self, flat: Float[Array, " d"]) -> bool:
+        """Whether the densities close over 32-bit arrays, which they may have from elsewhere."""
+        for density in (self.flat_log_prior, self.flat_log_likelihood):
+            try:
+                constants = jax.make_jaxpr(density)(flat).consts
+            except (TypeError, ValueError):  # mixed precision, or what the checks will say
+                return True
+            if any(np.dtype(c.dtype) in (np.float32, np.int32) for c in constants):
+                return True
+        return False
 
     def _check_finite(self, flat: Float[Array, " d"]) -> None:
         def density(q: Float[Array, " d"]) -> tuple[Array, tuple[Array, Array]]:

@@ -89,6 +89,16 @@ def precision_context(precision: str) -> Any:
     return jax.enable_x64(precision == "float64")
 
 
+def forget_constants() -> None:
+    """Let JAX forget the copies it keeps of arrays that functions close over.
+
+    A NumPy array that a function was traced with in single precision stays single, whatever the
+    precision of the next trace, while that trace is cached (JAX 0.10): programs of mixed
+    precision then fail to compile. Compiled functions of the caller are compiled anew.
+    """
+    jax.clear_caches()
+
+
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise")

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from foldwise.adapters.common import choose_observed, need
 from foldwise.model import Model
-from foldwise.runtime import precision_context
+from foldwise.runtime import forget_constants, precision_context
 
 Sites = dict[str, dict[str, Any]]
 
@@ -45,6 +45,7 @@ def from_numpyro(
     need("numpyro")
     if not callable(model):
         raise TypeError(f"model must be a NumPyro model, a function, got {type(model).__name__}")
+    forget_constants()  # arrays that the model closes over, of MCMC in single precision
     with precision_context("float64"):
         args, kwargs = jax.tree.map(_as_float64, (args, kwargs))
         sites = _trace(model, args, kwargs, {}, jax.random.key(0))
@@ -86,10 +87,13 @@ def from_numpyro(
 
 
 def _as_float64(value: Any) -> Any:
-    """Floating-point data in double precision: NumPyro computes in the precision of its data."""
-    if isinstance(value, (jax.Array, np.ndarray)) and np.issubdtype(value.dtype, np.floating):
-        return np.asarray(value, np.float64)
-    return value
+    """Floating-point data in double precision: NumPyro computes in the precision of its data.
+
+    All arrays are copied, because JAX remembers the precision it has seen an array in.
+    """
+    if not isinstance(value, (jax.Array, np.ndarray)) or value.dtype.kind not in "fiub":
+        return value
+    return np.array(value, np.float64 if value.dtype.kind == "f" else value.dtype)
 
 
 def _trace(
