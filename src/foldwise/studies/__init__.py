@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array
 
 import foldwise as fw
+from foldwise.report import LARGE_MCSE, SMALL_DIFFERENCE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,12 +171,14 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
         f"{pair.diff:.1f} nats (SE {pair.se:.1f}, MCSE {pair.mcse:.2g}), probability "
         f"{min(pair.prob, 0.999):.3f}{' or more' if pair.prob > 0.999 else ''}"
     )
-    if pair.mcse > pair.se / 3.0 and abs(pair.diff) < 3.0 * np.hypot(pair.se, pair.mcse):
-        return f"Too noisy to say which model predicts {aim} better: {better} is ahead by {by}; run longer{caveat}."
-    if pair.prob < LIKELY:
-        return f"Undecided which model predicts {aim} better: {better} is ahead of {worse} by {by}{caveat}."
-    adverb = "" if pair.prob >= DECIDED else "probably "
-    return f"{better} {adverb}predicts {aim} better than {worse}: by {by}{caveat}."
+    if pair.mcse > LARGE_MCSE * pair.se and pair.diff < 3.0 * np.hypot(pair.se, pair.mcse):
+        verdict = f"Too noisy to say which model predicts {aim} better, run longer: {better} is"
+    elif pair.prob < LIKELY or pair.diff < SMALL_DIFFERENCE:
+        verdict = f"Undecided which model predicts {aim} better: {better} is"
+    else:
+        adverb = "" if pair.prob >= DECIDED else "probably "
+        return f"{better} {adverb}predicts {aim} better than {worse}: by {by}{caveat}."
+    return f"{verdict} ahead of {worse} by {by}{caveat}."
 
 
 def _count(number: int, word: str) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # March 1987, the 27th month: both models have a year of growth rates and their lags by then.
 FIRST_TEST = 26
-PLAN = Plan(draws=200, quick_folds=slice(-12, None), scores=("log", "crps"))
+PLAN = Plan(draws=400, quick_folds=slice(-12, None), warmup=100, scores=("log", "crps"))
 
 
 def passengers(data: pd.DataFrame) -> Float[np.ndarray, " month"]:
@@ -60,7 +60,16 @@ def lagged(values: Float[np.ndarray, " month"], lags: int) -> Float[np.ndarray, 
 
 
 def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -> fw.Model:
-    """Autoregression of growth over ``span`` months, as a density of the month's passengers."""
+    """Autoregression of growth over ``span`` months, as a density of the month's passengers.
+
+    The first folds train on one year, so that each month's effect has one observation and is tied
+    to it the closer, the smaller sigma is: a funnel, in which chains with effects as parameters
+    got scores wrong by 0.3 (six times their Monte Carlo error). The parameters z are therefore the
+    effects standardised by their conditional posterior given that first observation g, which
+    every fold trains on, and its lags:
+
+        effect = (g - sum_i rho_i g_(-i)) / (1 + sigma^2) + z sigma / sqrt(1 + sigma^2).
+    """
     y = passengers(data)
     rates = growth(y, span)
     past = lagged(rates, lags)
@@ -68,16 +77,25 @@ def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -
     past = np.where(known[:, None], past, 0.0)
     level = np.where(known, np.roll(y, span), 1.0)
     season = data["Month"].to_numpy() - 1 if seasonal else np.zeros(len(y), int)
+    first = np.array([np.flatnonzero(known & (season == s))[0] for s in range(season.max() + 1)])
 
     # users' own functions, written as users would: without types
+    def rho_and_effect(q):  # type: ignore[no-untyped-def]
+        rho, sigma = jnp.tanh(0.5 * q["logit_rho"]), jnp.exp(q["log_sigma"])
+        centre = (rates[first] - past[first] @ rho) / (1.0 + sigma**2)
+        return rho, centre + q["z"] * sigma / jnp.sqrt(1.0 + sigma**2)
+
     def log_prior(q):  # type: ignore[no-untyped-def]
         # Beta(5, 5) of the logistic of q, whose Jacobian adds one to each exponent
-        shape = -5.0 * jnp.sum(jax.nn.softplus(q["logit_rho"]) + jax.nn.softplus(-q["logit_rho"]))
-        effects = -0.5 * jnp.sum(q["effect"] ** 2)
-        return shape + effects - 0.5 * jnp.exp(2.0 * q["log_sigma"]) + q["log_sigma"]
+        rho = -5.0 * jnp.sum(jax.nn.softplus(q["logit_rho"]) + jax.nn.softplus(-q["logit_rho"]))
+        variance = jnp.exp(2.0 * q["log_sigma"])
+        jacobian = len(first) * (q["log_sigma"] - 0.5 * jnp.log1p(variance))
+        effect = -0.5 * jnp.sum(rho_and_effect(q)[1] ** 2) + jacobian
+        return rho + effect - 0.5 * variance + q["log_sigma"]
 
     def mean(q):  # type: ignore[no-untyped-def]
-        return past @ jnp.tanh(0.5 * q["logit_rho"]) + q["effect"][season]
+        rho, effect = rho_and_effect(q)
+        return past @ rho + effect[season]
 
     def row_log_density(q, y):  # type: ignore[no-untyped-def]
         density = normal_log_density(y / level - 1.0, mean(q), q["log_sigma"]) - np.log(level)
@@ -89,7 +107,7 @@ def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -
 
     init = {
         "logit_rho": np.zeros(lags),
-        "effect": np.zeros(12 if seasonal else 1),
+        "z": np.zeros(len(first)),
         "log_sigma": np.log(0.1),
     }
     return fw.Model(
