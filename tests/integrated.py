@@ -1,7 +1,8 @@
-"""Exact predictive densities of left-out groups, for normal models whose group effects integrate out.
+"""Exact predictive densities of left-out groups, where group effects integrate out.
 
-Given the few hyperparameters theta, the rows of a group are jointly normal and groups are
-independent, so the evidence of any set of groups is an integral over theta alone,
+The models are normal, with effects of groups. Given the few hyperparameters theta, the rows of a
+group are jointly normal and groups are independent, so the evidence of any set of groups is an
+integral over theta alone,
 
     Z(S) = integral of p(theta) prod_{g in S} p(y_g | theta),
 
@@ -10,9 +11,9 @@ The integrals are Gauss-Hermite sums around the mode of each integrand, scaled b
 no sampling, and more nodes show how far they are from exact. Shares no code with foldwise.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable
 
 import jax
 import jax.numpy as jnp

@@ -167,10 +167,8 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
         )
     better, worse = comparison.table.index
     pair = comparison.pair(better, worse)
-    by = (
-        f"{pair.diff:.1f} nats (SE {pair.se:.1f}, MCSE {pair.mcse:.2g}), probability "
-        f"{min(pair.prob, 0.999):.3f}{' or more' if pair.prob > 0.999 else ''}"
-    )
+    sure = "over 0.999" if pair.prob > 0.999 else f"{pair.prob:.3f}"
+    by = f"{pair.diff:.1f} nats (SE {pair.se:.1f}, MCSE {pair.mcse:.2g}), probability {sure}"
     if pair.mcse > LARGE_MCSE * pair.se and pair.diff < 3.0 * np.hypot(pair.se, pair.mcse):
         verdict = f"Too noisy to say which model predicts {aim} better, run longer: {better} is"
     elif pair.prob < LIKELY or pair.diff < SMALL_DIFFERENCE:
