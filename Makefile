@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types format bench clean
+.PHONY: demo test lint types format bench studies clean
 
 demo: .venv/installed
 	$(BIN)/python -m foldwise.studies.toy
@@ -28,6 +28,10 @@ bench: .venv/installed-dev
 	$(BIN)/python bench/family.py
 	$(BIN)/python bench/adapters.py
 	$(BIN)/python bench/wells.py
+
+# needs FOLDWISE_DATA, the folder of the data sets; FIGURES=folder writes figures there
+studies: .venv/installed-dev
+	$(BIN)/python bench/studies.py $(if $(FIGURES),--figures $(FIGURES))
 
 clean:
 	rm -rf .venv build dist

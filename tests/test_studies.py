@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from arviz_stats.base import array_stats
 from scipy import stats
 
 import foldwise as fw
@@ -92,10 +91,9 @@ def test_integrated_radon_is_multivariate_normal(radon_table, with_floor):
 
 
 def test_quadrature_has_converged(rats_table):
-    for own_slopes in (True, False):
-        problem = integrated.rats(rats_table, own_slopes)
-        coarse, fine = (integrated.log_predictives(problem, range(4), n) for n in (5, 9))
-        np.testing.assert_allclose(coarse, fine, atol=1e-3)
+    problem = integrated.rats(rats_table, True)
+    coarse, fine = (integrated.log_predictives(problem, range(3), n) for n in (5, 7))
+    np.testing.assert_allclose(coarse, fine, atol=1e-3)
 
 
 def check_against(exact, result):
@@ -197,22 +195,10 @@ def test_air_folds_agree_with_refits(air_table, seed):
         model, folds[chosen], draws=400, warmup=100, seed=seed, progress=False
     )
     for k in (0, 2):
-        score, error = refit_air(air_table, "A", air.FIRST_TEST + chosen[k], seed)
+        test = air.FIRST_TEST + int(chosen[k])
+        score, error = integrated.refit_air(air_table, "A", test, seed, draws=1000, warmup=600)
         row = result.folds.isel(fold=k)
         assert abs(float(row["elpd"]) - score) < 4.0 * np.hypot(float(row["mcse"]), error)
-
-
-def refit_air(table, name, test, seed, draws=2000):
-    """Log predictive density of month ``test`` from NUTS draws given the months before it."""
-    alone = air.models(table.iloc[:test])[name]
-    fit = fw.fit(alone, draws=draws, warmup=1000, seed=seed, progress=False)
-    whole = air.models(table)[name]
-    with jax.enable_x64(True):
-        rows = jax.jit(jax.vmap(lambda q: whole.flat_log_likelihood(q)[test]))(fit.flat)
-    density = np.exp(np.asarray(rows) - np.max(rows))
-    ess = array_stats.ess(density.reshape(fit.positions.shape[:2]), method="mean")
-    error = density.std() / density.mean() / np.sqrt(ess)
-    return float(np.log(density.mean()) + np.max(rows)), float(error)
 
 
 def test_spectrum_finds_the_season():
