@@ -35,20 +35,27 @@ PLAN = Plan(draws=100, quick_folds=slice(0, None, 32))
 
 
 def model(data: pd.DataFrame, with_floor: bool, name: str) -> fw.Model:
-    """County effects, non-centred, with or without the floor."""
+    """County effects, with or without the floor.
+
+    Centred, unlike the paper's: most counties have enough homes to tell more of themselves than
+    the others do. The full-data fit of model A has 2,000 effective draws of its worst parameter
+    out of 2,000, non-centred 350 out of 4,000. Folds mix as well: what a left-out county's effect
+    falls back to, N(mu_alpha, sigma_alpha), is well known from the other counties.
+    """
     county = data["county_idx"].to_numpy() - 1
     floor, y = data["floor_measure"].to_numpy(float), data["log_radon"].to_numpy(float)
 
     # users' own functions, written as users would: without types
     def log_prior(q):  # type: ignore[no-untyped-def]
-        total = -0.5 * (q["mu_alpha"] / 4.0) ** 2 - 0.5 * jnp.sum(q["z"] ** 2)
+        total = -0.5 * (q["mu_alpha"] / 4.0) ** 2
+        total += jnp.sum(normal_log_density(q["alpha"], q["mu_alpha"], q["log_sigma_alpha"]))
         total += log_gamma_prior(q["log_sigma_alpha"], 6.0, 9.0)
         total += log_gamma_prior(q["log_sigma_y"], 10.0, 10.0)
         return total - 0.5 * q["beta"] ** 2 if with_floor else total
 
     def mean(q):  # type: ignore[no-untyped-def]
-        alpha = q["mu_alpha"] + jnp.exp(q["log_sigma_alpha"]) * q["z"]
-        return alpha[county] + q["beta"] * floor if with_floor else alpha[county]
+        alpha = q["alpha"][county]
+        return alpha + q["beta"] * floor if with_floor else alpha
 
     def row_log_density(q, y):  # type: ignore[no-untyped-def]
         return normal_log_density(y, mean(q), q["log_sigma_y"])
@@ -60,7 +67,7 @@ def model(data: pd.DataFrame, with_floor: bool, name: str) -> fw.Model:
         "mu_alpha": 1.0,
         "log_sigma_alpha": -0.5,
         "log_sigma_y": 0.0,
-        "z": np.zeros(county.max() + 1),
+        "alpha": np.ones(county.max() + 1),
     }
     if with_floor:
         init["beta"] = 0.0
