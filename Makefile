@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where tests and benches find the published data sets; they are not part of the repository.
 export FOLDWISE_DATA ?= $(abspath ../shared/data)
 
-.PHONY: demo test lint types format docs bench clean
+.PHONY: demo test lint types format docs bench studies clean
 
 demo: .venv/installed
 	$(BIN)/foldwise demo
@@ -33,6 +33,10 @@ bench: .venv/installed-dev
 	$(BIN)/python bench/family.py
 	$(BIN)/python bench/adapters.py
 	$(BIN)/python bench/wells.py
+
+# needs FOLDWISE_DATA, the folder of the data sets; FIGURES=folder writes figures there
+studies: .venv/installed-dev
+	$(BIN)/python bench/studies.py $(if $(FIGURES),--figures $(FIGURES))
 
 clean:
 	rm -rf .venv build dist

@@ -96,7 +96,7 @@ def _study(options: argparse.Namespace) -> None:
     chosen = studies.Options(
         quick=options.quick,
         seed=1 if options.seed is None else options.seed,
-        memory=options.memory or "draws",
+        memory=options.memory,
         progress=options.progress,
         **{key: getattr(options, key) for key in _SAMPLING},
     )
@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    print(output.text(output.read(options.folder)))
+    print(output.read(options.folder))
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -145,7 +145,7 @@ def _conduct(
         with redirect_stdout(sys.stderr):
             outcome, settings = run()
         report = output.record(outcome, settings)
-        print(output.as_json(report) if options.json else output.text(outcome), flush=True)
+        print(output.as_json(report) if options.json else outcome, flush=True)
         if folder is not None:
             output.write(outcome, settings, folder)
     if options.out:

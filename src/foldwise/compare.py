@@ -532,7 +532,7 @@ def _table(
             "pseudo_bma_plus": softmax(len(delta) * replicates, axis=1).mean(axis=0),
             "p": [float((t["weight"] * t["p"]).sum(skipna=False)) for t in tables],
         }
-    columns |= {"se": [paired_difference(part)[1] for part in contributions.T], "mcse": mcse}
+    columns |= {"se": [standard_error(part, repeats) for part in contributions.T], "mcse": mcse}
     table = pd.DataFrame(columns, index=pd.Index(list(chosen), name="model"))
     winner = table.index[best]
     table.loc[winner, [f"{name}_diff", "se_diff", "mcse_diff"]] = 0.0

@@ -16,19 +16,17 @@ import platform
 import re
 import secrets
 import shutil
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foldwise.compare import Comparison, compare
-from foldwise.report import WIDTH
 from foldwise.results import CVResult, flags, load
 from foldwise.rules import LOG_SCORES, find_rule
 from foldwise.studies import Outcome
@@ -43,17 +41,6 @@ _OURS = re.compile(r"report\.(txt|json)|figures|.*\.(nc|png)")
 
 
 # ---------------------------------------------------------------- reports
-
-
-def text(outcome: Outcome) -> str:
-    """The report for people."""
-    parts = [str(result) for result in outcome.results.values()]
-    parts += [f"{title}\n{table}" for title, table in outcome.tables.items()]
-    if outcome.comparison is not None:
-        parts.append(str(outcome.comparison))
-    if outcome.conclusion:
-        parts.append(textwrap.fill(outcome.conclusion, WIDTH))
-    return "\n\n".join(parts)
 
 
 def record(outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +193,9 @@ def _pairs(
 
 
 def _plot(name: str, *results: CVResult) -> Figure:
-    figure: Figure = getattr(import_module("foldwise.plots"), name)(*results)
+    from foldwise import plots
+
+    figure: Figure = getattr(plots, name)(*results)
     return figure
 
 
@@ -215,11 +204,12 @@ def draw(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[str]
 
     One that cannot be drawn is left out with a warning: the results of a long run are worth more.
     """
+    from foldwise.plots import save_figures
+
     written = []
     for stem, figure in figures.items():
         try:
-            import_module("matplotlib").use("Agg")
-            import_module("foldwise.plots").save_figures({stem: figure}, folder)
+            save_figures({stem: figure}, folder)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"figure {stem} is not drawn: {reason}", stacklevel=2)
@@ -319,7 +309,7 @@ def write(outcome: Outcome, settings: Mapping[str, Any], folder: Path) -> None:
     report = record(outcome, settings)
     for name, result in outcome.results.items():
         result.save(folder / report["models"][name]["file"])
-    (folder / "report.txt").write_text(text(outcome) + "\n", encoding="utf-8")
+    (folder / "report.txt").write_text(str(outcome) + "\n", encoding="utf-8")
     (folder / REPORT).write_text(as_json(report) + "\n", encoding="utf-8")
     if outcome.figures:
         draw(outcome.figures, folder / "figures")

@@ -1,19 +1,37 @@
-"""Worked examples, one file each."""
+"""Worked examples, one file each, and what they share: how a study is run and what it says.
+
+A study has ``models(data)``, ``folds(data)`` and ``run(options)``. :func:`conduct` fits each model
+to all data, cross-validates it, compares the models and puts together what was found.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from foldwise.compare import Comparison
-from foldwise.results import CVResult
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+import foldwise as fw
+from foldwise.report import LARGE_MCSE, SMALL_DIFFERENCE, WIDTH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STUDIES = {"toy": "simulated groups: does a fourth covariate predict new groups better?"}
+STUDIES = {
+    "toy": "simulated groups: does a fourth covariate predict new groups better?",
+    "rats": "growth of 30 rats: does a new rat need a slope of its own?",
+    "radon": "radon in homes of 386 counties: does the floor help to predict a new county?",
+    "air": "air passengers by month: month-on-month or year-on-year growth?",
+    "poisson": "a Poisson regression of 50 counts, leave-one-out in constant memory",
+}
+HALF_LOG_TWO_PI = 0.5 * np.log(2.0 * np.pi)
+# A difference is called decided beyond this probability, and likely beyond the next.
+DECIDED, LIKELY = 0.975, 0.8
 
 
 @dataclass(frozen=True)
@@ -22,7 +40,7 @@ class Options:
 
     quick: bool = False
     seed: int = 1
-    memory: str = "draws"
+    memory: str | None = None
     draws: int | None = None
     chains: int | None = None
     warmup: int | None = None
@@ -30,16 +48,47 @@ class Options:
     progress: bool = True
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A study's own run lengths and scores; ``quick_folds`` are those of a quick run."""
+
+    draws: int
+    quick_folds: slice
+    warmup: int = 50
+    chains: int = 4
+    fit_draws: int = 1000
+    fit_warmup: int = 1000
+    scores: tuple[str, ...] = ("log",)
+    memory: str = "draws"
+
+    def quick(self) -> Plan:
+        """A plan that takes seconds: its numbers are rough."""
+        return replace(self, draws=60, warmup=30, fit_draws=300, fit_warmup=300)
+
+
 @dataclass
 class Outcome:
-    """What a study found: results by model, comparison, conclusion, texts and figures by name."""
+    """What a study found.
+
+    ``results`` are by model, "A" first; ``comparison`` is None for a single model; ``tables`` are
+    texts by title, beyond the results' own; ``figures`` make a figure each, by file stem.
+    """
 
     name: str
-    results: dict[str, CVResult]
-    comparison: Comparison | None
+    results: dict[str, fw.CVResult]
+    comparison: fw.Comparison | None
     conclusion: str
     tables: dict[str, str]
     figures: dict[str, Callable[[], Figure]]
+
+    def __str__(self) -> str:
+        parts = [str(result) for result in self.results.values()]
+        parts += [f"{title}\n{text}" for title, text in self.tables.items()]
+        if self.comparison is not None:
+            parts.append(str(self.comparison))
+        if self.conclusion:
+            parts.append(textwrap.fill(self.conclusion, WIDTH))
+        return "\n\n".join(parts)
 
 
 def run(name: str, options: Options = Options()) -> Outcome:  # noqa: B008 (frozen)
@@ -48,3 +97,166 @@ def run(name: str, options: Options = Options()) -> Outcome:  # noqa: B008 (froz
         raise ValueError(f"the studies are {', '.join(STUDIES)}; got {name!r}")
     outcome: Outcome = import_module(f"foldwise.studies.{name}").run(options)
     return outcome
+
+
+# ---------------------------------------------------------------- running
+
+
+def conduct(
+    name: str, models: dict[str, fw.Model], folds: fw.Folds, plan: Plan, options: Options, aim: str
+) -> Outcome:
+    """Fit and cross-validate every model, compare them, and say what was found.
+
+    ``aim`` completes the sentence "A predicts ... better than B".
+    """
+    from foldwise.output import figures  # which knows outcomes
+
+    if options.quick:
+        plan, folds = plan.quick(), folds[plan.quick_folds]
+    plan = replace(
+        plan,
+        **{
+            key: getattr(options, key)
+            for key in ("draws", "chains", "warmup", "memory")
+            if getattr(options, key) is not None
+        },
+    )
+    results, fits = {}, {}
+    for k, (label, model) in enumerate(models.items()):
+        # no two models of a study share a seed, nor do studies run with different seeds
+        seed = len(models) * options.seed + k
+        fits[label] = fw.fit(
+            model,
+            draws=plan.fit_draws,
+            warmup=plan.fit_warmup,
+            seed=seed,
+            progress=options.progress,
+        )
+        results[label] = fw.cross_validate(
+            model,
+            folds,
+            fit=fits[label],
+            scores=plan.scores,
+            chains=plan.chains,
+            draws=plan.draws,
+            warmup=plan.warmup,
+            target_mcse=options.target_mcse,
+            max_draws=max(2000, plan.draws),
+            memory=plan.memory,
+            seed=seed,
+            progress=options.progress,
+        )
+    comparison = fw.compare(results) if len(results) > 1 else None
+    return Outcome(
+        name,
+        results,
+        comparison,
+        conclusion(results, comparison, aim),
+        {"How it was run": run_table(results, fits, plan)},
+        figures(results),
+    )
+
+
+# ---------------------------------------------------------------- what was found, in words
+
+
+def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None, aim: str) -> str:
+    """One sentence: who predicts better, by how much, how sure, and whether to trust it."""
+    flagged = sum(result.flagged.sizes["fold"] for result in results.values())
+    caveat = f", but {_count(flagged, 'fold')} flagged: see their status" if flagged else ""
+    if comparison is None:
+        (result,) = results.values()
+        count = result.folds.sizes["fold"]
+        return (
+            f"The model predicts {aim} with a mean log score of {result.elpd / count:.3f} "
+            f"(SE {result.se / count:.3f}, MCSE {result.mcse / count:.2g}){caveat}."
+        )
+    better, worse = comparison.table.index
+    pair = comparison.pair(better, worse)
+    sure = "over 0.999" if pair.prob > 0.999 else f"{pair.prob:.3f}"
+    by = f"{pair.diff:.1f} nats (SE {pair.se:.1f}, MCSE {pair.mcse:.2g}), probability {sure}"
+    if pair.mcse > LARGE_MCSE * pair.se and pair.diff < 3.0 * np.hypot(pair.se, pair.mcse):
+        verdict = f"Too noisy to say which model predicts {aim} better, run longer: {better} is"
+    elif pair.prob < LIKELY or pair.diff < SMALL_DIFFERENCE:
+        verdict = f"Undecided which model predicts {aim} better: {better} is"
+    else:
+        adverb = "" if pair.prob >= DECIDED else "probably "
+        return f"{better} {adverb}predicts {aim} better than {worse}: by {by}{caveat}."
+    return f"{verdict} ahead of {worse} by {by}{caveat}."
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word} is" if number == 1 else f"{number} {word}s are"
+
+
+def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Plan) -> str:
+    """Sizes and seconds of every phase, as in the paper's tables C2 to C4.
+
+    ``prepare`` is starting points, metrics and step size; ``sample`` is the folds' warm-up and
+    draws, and the posteriors in between that bridges need.
+    """
+    head = [
+        "",
+        "chains",
+        "posteriors",
+        "warm-up",
+        "draws",
+        "prepare",
+        "compile",
+        "sample",
+        "all, s",
+    ]
+    lines = [head]
+    total = naive = 0.0
+    for label, fit in fits.items():
+        chains, draws, _ = fit.positions.shape
+        sizes = [chains, 1, plan.fit_warmup, draws]
+        lines.append([f"full data, {label}", *map(str, sizes), "", "", "", f"{fit.seconds:.1f}"])
+        total += fit.seconds
+    for label, result in results.items():
+        info, count = result.info, result.folds.sizes["fold"]
+        seconds = info["seconds"]
+        phases = [
+            seconds["prepare"] + seconds["tune"],
+            seconds["compile"],
+            seconds["folds"] + seconds["rungs"],
+        ]
+        phases.append(sum(phases))
+        sizes = [count * info["chains"], count, info["warmup"], info["draws"]]
+        lines.append([f"folds, {label}", *map(str, sizes), *(f"{s:.1f}" for s in phases)])
+        total += phases[-1]
+        naive += fits[label].seconds * count
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    text = [
+        cells[0].ljust(widths[0])
+        + "".join(cell.rjust(w + 2) for cell, w in zip(cells[1:], widths[1:], strict=True))
+        for cells in lines
+    ]
+    return "\n".join(
+        [
+            *text,
+            f"In all {_time(total)}. Refitting every fold as the full data were fitted would take "
+            f"about {_time(naive)}",
+            "(an estimate: seconds of the full-data fit, compiling included, times folds).",
+        ]
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+# ---------------------------------------------------------------- densities
+
+
+def normal_log_density(y: Array, mean: Array, log_sigma: Array) -> Array:
+    """Log density of N(mean, exp(log_sigma)) at y."""
+    residual = (y - mean) * jnp.exp(-log_sigma)
+    return -0.5 * residual**2 - log_sigma - HALF_LOG_TWO_PI
+
+
+def log_gamma_prior(log_x: Array, shape: float, rate: float) -> Array:
+    """Log density of log x where x ~ Gamma(shape, rate), Jacobian included, up to a constant."""
+    return shape * log_x - rate * jnp.exp(log_x)

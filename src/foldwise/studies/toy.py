@@ -16,9 +16,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 import foldwise as fw
+from foldwise.studies import HALF_LOG_TWO_PI, Options, Outcome, Plan, conduct, normal_log_density
+
+__all__ = ["COVARIATES", "GROUPS", "HALF_LOG_TWO_PI", "folds", "model", "models", "run", "simulate"]
 
 GROUPS, ROWS, COVARIATES = 50, 5, 4
-HALF_LOG_TWO_PI = 0.5 * np.log(2.0 * np.pi)
+PLAN = Plan(draws=400, quick_folds=slice(0, 10), fit_draws=2000)
 
 
 class Data(NamedTuple):
@@ -58,8 +61,7 @@ def model(data: Data, covariates: int, name: str) -> fw.Model:
         return (alpha + x @ q["beta"])[group]
 
     def row_log_density(q, y):  # type: ignore[no-untyped-def]
-        residual = (y - mean(q)) / jnp.exp(q["log_sigma_y"])
-        return -0.5 * residual**2 - q["log_sigma_y"] - HALF_LOG_TWO_PI
+        return normal_log_density(y, mean(q), q["log_sigma_y"])
 
     def simulate(key, q):  # type: ignore[no-untyped-def]
         return mean(q) + jnp.exp(q["log_sigma_y"]) * jax.random.normal(key, y.shape)
@@ -83,18 +85,21 @@ def model(data: Data, covariates: int, name: str) -> fw.Model:
     )
 
 
-def main() -> None:
+def models(data: Data) -> dict[str, fw.Model]:
+    """Both models."""
+    return {"A": model(data, 4, "A, 4 covariates"), "B": model(data, 3, "B, 3 covariates")}
+
+
+def folds(data: Data) -> fw.Folds:
+    """Leave one group out."""
+    return fw.leave_group_out(data.group)
+
+
+def run(options: Options) -> Outcome:
     """Cross-validate both models and compare them."""
     data = simulate()
-    folds = fw.leave_group_out(data.group)
-    results = {}
-    for name, covariates, seed in (("A", 4, 1), ("B", 3, 2)):
-        candidate = model(data, covariates, f"{name}, {covariates} covariates")
-        fit = fw.fit(candidate, draws=2000, seed=seed)
-        results[name] = fw.cross_validate(candidate, folds, fit=fit, draws=400, seed=seed)
-        print(results[name], end="\n\n")
-    print(fw.compare(results))
+    return conduct("toy", models(data), folds(data), PLAN, options, "a new group")
 
 
 if __name__ == "__main__":
-    main()
+    print(run(Options()))
