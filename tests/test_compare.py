@@ -784,5 +784,6 @@ def test_repeated_folds_do_not_pretend_to_be_new_information():
     )
     assert four.diff == pytest.approx(single.diff)
     assert four.se == pytest.approx(single.se, rel=0.02)
+    np.testing.assert_allclose(four.table["se"], single.table["se"], rtol=0.02)
     assert four.prob_bootstrap == pytest.approx(single.prob_bootstrap, abs=0.03)
     assert make(np.tile(once, 4), weight=0.25).se == pytest.approx(make(once).se, rel=0.02)

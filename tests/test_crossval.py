@@ -262,6 +262,17 @@ def test_a_stuck_chain_is_flagged(prepared, tamper):
     assert np.isfinite(result.elpd)
 
 
+def test_a_fold_is_flagged_when_the_draws_it_borrows_are_bad(prepared, tamper):
+    """In leave-future-out the bridge of a fold uses the draws of the next."""
+    problem, model, fit = prepared("autoregression")
+    tamper(7, 2, slice(None), -1.0)
+    with pytest.warns(FoldWarning, match=r"partner in trouble: 1 of 36 folds \(6\)"):
+        result = fw.cross_validate(model, problem.folds, fit=fit, seed=1, progress=False)
+    names = result.flagged["fold"].values.tolist()
+    status = dict(zip(names, result.flagged["status"].values.tolist(), strict=True))
+    assert status == {names[0]: "partner in trouble", names[1]: "stuck chain"}
+
+
 def test_interrupting_a_run_leaves_nothing_behind(prepared, monkeypatch):
     result = run(prepared)
     before, elpd = result.draws.copy(), result.elpd

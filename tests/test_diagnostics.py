@@ -133,6 +133,7 @@ def test_status_is_the_worst_that_holds():
         "flat": False,
         "stuck": False,
         "disagree": False,
+        "partner": False,
         "overlap": 100.0,
         "tail": 0.1,
         "bridged": True,
@@ -147,7 +148,9 @@ def test_status_is_the_worst_that_holds():
         ("heavy tail", {"tail": 2.0, "bridged": False, "ess": 10.0}),
         ("poor overlap", {"overlap": 2.0, "ess": 10.0}),
         ("fine", {"overlap": 2.0, "bridged": False}),
-        ("chains disagree", {"disagree": True, "overlap": 2.0}),
+        ("partner in trouble", {"partner": True, "overlap": 2.0}),
+        ("fine", {"partner": True, "bridged": False}),
+        ("chains disagree", {"disagree": True, "overlap": 2.0, "partner": True}),
         ("stuck chain", {"stuck": True, "disagree": True}),
         ("no spread", {"flat": True, "stuck": True}),
         ("singular covariance", {"singular": True, "flat": True}),
@@ -157,4 +160,4 @@ def test_status_is_the_worst_that_holds():
     status = diagnostics.fold_status(**arguments)
     assert status.tolist() == [name for name, _ in cases]
     lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 9 and lines[0].startswith("not finite: 1 of 12 folds (11)")
+    assert len(lines) == 10 and lines[0].startswith("not finite: 1 of 14 folds (13)")

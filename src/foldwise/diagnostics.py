@@ -30,6 +30,8 @@ ADVICE = {
     "crps or mse, or leave such rows out",
     "stuck chain": "a chain did not move: reparameterise the model, or run a longer warm-up",
     "chains disagree": "R-hat is above its limit: run a longer warm-up and more draws",
+    "partner in trouble": "the next fold, whose draws the bridge uses, has chains that are not "
+    "finite, stuck or disagree: mend that one first",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
     "bridge is not to be trusted: extend the run",
     "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
@@ -220,19 +222,24 @@ def fold_status(
     flat: np.ndarray,
     stuck: np.ndarray,
     disagree: np.ndarray,
+    partner: np.ndarray,
     overlap: Float[np.ndarray, " fold"],
     tail: Float[np.ndarray, " fold"],
     bridged: np.ndarray,
     ess: Float[np.ndarray, " fold"],
     acceptance: Float[np.ndarray, " fold"],
 ) -> np.ndarray:
-    """Status of each fold: the worst of ``ADVICE`` that holds, or "fine"."""
+    """Status of each fold: the worst of ``ADVICE`` that holds, or "fine".
+
+    ``partner``: whether the draws that a fold's bridge takes from another fold are in trouble.
+    """
     conditions = {
         "not finite": not_finite,
         "singular covariance": singular,
         "no spread": flat,
         "stuck chain": stuck,
         "chains disagree": disagree,
+        "partner in trouble": bridged & partner,
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),
         "heavy tail": ~bridged & (tail > PARETO_LIMIT),
         "few effective draws": ess < ESS_LIMIT,

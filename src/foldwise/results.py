@@ -465,12 +465,17 @@ def _diagnostics(
     # a score that is not a number where the log densities are: the predictions are degenerate
     degenerate = ~np.isfinite(found.score) & (evidence.sums.undefined == 0) & (not found.weighted)
     joint = find_rule(found.name).contribution is JOINT_RESIDUALS
+    disagree, not_finite = mixing.rhat > mixing.limit, evidence.sums.not_finite > 0
+    other = evidence.partner
+    from_fold = (other >= 0) & (other < len(other))
+    trouble = stuck | disagree | not_finite
     status = diagnostics.fold_status(
-        not_finite=(evidence.sums.not_finite > 0) | (~np.isfinite(found.score) & ~degenerate),
+        not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
         singular=degenerate & joint,
         flat=degenerate & (not joint),
         stuck=stuck,
-        disagree=mixing.rhat > mixing.limit,
+        disagree=disagree,
+        partner=from_fold & trouble[np.where(from_fold, other, 0)],
         overlap=found.overlap,
         tail=tail,
         bridged=found.bridged,

@@ -69,8 +69,8 @@ class Emit(NamedTuple):
 class FoldData(NamedTuple):
     """What the density of each fold needs: its rows, its targets, its metric, its model.
 
-    ``temper`` weighs the fold's own test rows in its density: 0 for the fold's posterior, between
-    0 and 1 for a rung between it and the full data's.
+    ``temper`` weighs the rows that do not train: 0 for the fold's posterior, between 0 and 1 for a
+    rung between it and the full data's, where these rows are the fold's test rows.
     ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
     ``n_steps`` are the leapfrog steps of each iteration. ``selection`` says which model of a
@@ -126,10 +126,9 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
         def log_density(q: Array) -> tuple[Array, Array]:
             by_rows = model.flat_log_likelihood(q)
             targets = jnp.where(fold.valid, by_rows[fold.rows], 0.0)
-            training = jnp.where(fold.train, by_rows, 0.0).sum()
             # not zero times the score: a test row of density zero must not stop the chain
-            tempered = jnp.where(fold.temper > 0, fold.temper * targets[0].sum(), 0.0)
-            value = model.flat_log_prior(q) + training + tempered
+            tempered = jnp.where(fold.temper > 0, fold.temper * by_rows, 0.0)
+            value = model.flat_log_prior(q) + jnp.where(fold.train, by_rows, tempered).sum()
             return value, targets if by_row else targets.sum(axis=-1)
 
         with model.selected(fold.selection):

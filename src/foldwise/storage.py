@@ -755,6 +755,7 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
         flat=was == "no spread",
         stuck=was == "stuck chain",
         disagree=table["rhat"].values > limit,
+        partner=was == "partner in trouble",
         overlap=table["overlap"].values,
         tail=table["pareto_k"].values,
         bridged=table["estimator"].values != "mean",
