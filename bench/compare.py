@@ -307,7 +307,7 @@ def main():
                 "foldwise": alone("rats", "foldwise", 1),
                 "nutpie": alone("rats", "nutpie", 1, 6),
             },
-            "accuracy": alone("accuracy", 4),
+            "accuracy": alone("accuracy", 3),
         }
     else:
         found = {}

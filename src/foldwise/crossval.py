@@ -22,15 +22,18 @@ from foldwise.fit import Fit, full_data_fit
 from foldwise.folds import Folds
 from foldwise.ladder import LEAST_OVERLAP, climb
 from foldwise.logscore import ESTIMATORS
+from foldwise.metric import FoldMetric
 from foldwise.model import Model
 from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
 from foldwise.rules import CURVATURE, find_rule
 from foldwise.sampler import (
     PILOTS,
+    SEGMENT,
     Emit,
     Sampler,
     Segment,
+    block_size,
     run_together,
     share_blocks,
     tune_together,
@@ -39,7 +42,9 @@ from foldwise.scores import bridge_guess, estimate, total_slope
 from foldwise.tuning import (
     FullData,
     Locals,
+    compile_ahead,
     first_metrics,
+    fold_metrics_fit,
     full_data,
     local_coordinates,
     pilot_positions,
@@ -273,9 +278,13 @@ def cross_validate(
         scoring.check_scores(names, candidate, folds, memory)
         scoring.check_keep(kept, candidate, memory)
     fits = []
+
+    def meanwhile() -> None:
+        _compile_ahead(models, folds, names, kept, estimator, chains, precision)
+
     for candidate, own_seed in zip(models, seeds, strict=True):
         if fit is None:
-            fits.append(full_data_fit(candidate, 4, 1000, 1000, own_seed, progress))
+            fits.append(full_data_fit(candidate, 4, 1000, 1000, own_seed, progress, meanwhile))
         else:
             fit.check(candidate)
             fits.append(fit)
@@ -437,12 +446,51 @@ def _prepare(
     )
 
 
+def _compile_ahead(
+    models: Sequence[Model],
+    folds: Folds,
+    scores: tuple[str, ...],
+    keep: tuple[str, ...],
+    estimator: str,
+    chains: int,
+    precision: str,
+) -> None:
+    """Begin to compile what the folds will need, where their fit does not decide its shape."""
+    model = models[0]
+    compile_ahead(model)
+    by_class = any(find_rule(name).discrete for name in scores)
+    if by_class or not fold_metrics_fit(model, folds):
+        return
+    emit = scoring.emitted(scores, keep, folds, model, np.zeros(0))
+    d = model.dimension
+    metric = FoldMetric(*np.zeros((2, len(folds), d, d)))
+    pilot_metric = FoldMetric(*np.zeros((2, PILOTS, d, d)))
+    start, pilots = np.zeros((len(folds), chains, d)), np.zeros((PILOTS, chains, d))
+    previous = _partners(folds, estimator)[1]
+    sampler = Sampler(
+        model,
+        folds,
+        previous,
+        metric,
+        pilot_metric,
+        None,
+        start,
+        pilots,
+        emit,
+        SEGMENT,
+        0,
+        precision,
+    )
+    sampler.block = block_size(model.n_obs, len(models) * len(folds), chains)
+    sampler.compile()
+
+
 def _tune(runs: Sequence[Run], bar: Progress) -> None:
     """The compiled program of all runs, and the step size that each starts from."""
     began, samplers = time.perf_counter(), [run.sampler for run in runs]
     bar.start("compiling the folds' program")
     share_blocks(samplers)
-    samplers[0].compile()
+    samplers[0].compile().ready()
     _add_seconds(runs, "compile", began)
     began = time.perf_counter()
     bar.start("step size")

@@ -23,7 +23,7 @@ from foldwise.checks import check_count, resolve_seed
 from foldwise.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.model import Model
 from foldwise.progress import Progress
-from foldwise.runtime import compiled, lanes, precision_context
+from foldwise.runtime import compiled, import_meanwhile, lanes, precision_context
 
 _SEGMENT = 100
 # A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
@@ -316,9 +316,19 @@ def fit(
 
 
 def full_data_fit(
-    model: Model, chains: int, draws: int, warmup: int, seed: int | None, progress: bool
+    model: Model,
+    chains: int,
+    draws: int,
+    warmup: int,
+    seed: int | None,
+    progress: bool,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Fit:
-    """What :func:`fit` does; its warning points at the caller of the function that calls it."""
+    """What :func:`fit` does; its warning points at the caller of the function that calls it.
+
+    ``meanwhile()`` is called while the fit's program compiles.
+    """
+    import_meanwhile("arviz_stats.base", "xarray")
     check_count("chains", chains, 2)
     check_count("draws", draws, 100)
     check_count("warmup", warmup, 100)
@@ -326,7 +336,7 @@ def full_data_fit(
     seed = resolve_seed(seed)
     began = time.perf_counter()
     with Progress(progress) as bar:
-        run = _run_nuts(model, chains, draws, warmup, seed, bar)
+        run = _run_nuts(model, chains, draws, warmup, seed, bar, meanwhile)
     positions, step_size, divergences, gradients = run
     if not np.isfinite(positions).all():
         raise FloatingPointError(
@@ -350,26 +360,28 @@ def full_data_fit(
 
 
 def _run_nuts(
-    model: Model, chains: int, draws: int, warmup: int, seed: int, bar: Progress
+    model: Model,
+    chains: int,
+    draws: int,
+    warmup: int,
+    seed: int,
+    bar: Progress,
+    meanwhile: Callable[[], None],
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Positions (chain, draw, d), step size by chain, divergences after warm-up, gradients."""
     from blackjax.adaptation.window_adaptation import build_schedule
 
-    padded = -(-chains // lanes()) * lanes()
-    keys = np.array([[seed >> 32, seed & 0xFFFFFFFF]] * padded, np.uint32)
-    sharded = {"id": np.arange(padded, dtype=np.int32), "key": keys}
     bar.start(f"compiling the full-data fit{_of(model)}")
-
-    def start(sharded: Any, _: Any) -> Any:
-        return _init_chains(model, sharded)
 
     def segment(states: Any, schedule: Any) -> Any:
         return _nuts_segment(model, states, schedule)
 
-    states = compiled(model, start, sharded, ())(sharded, ())
+    states = _first_states(model, -(-chains // lanes()) * lanes(), seed)
     table = np.zeros((warmup + draws, 2), int)
     table[:warmup] = np.asarray(build_schedule(warmup))
     program = compiled(model, segment, states, _schedule(table, 0, warmup))
+    meanwhile()
+    program.ready()
 
     bar.start(f"full-data fit{_of(model)}", warmup + draws)
     kept, divergences, gradients = [], 0, 0
@@ -410,20 +422,24 @@ def _log_density(model: Model) -> Callable[[Array], Array]:
     return lambda q: model.flat_log_prior(q) + model.flat_log_likelihood(q).sum()
 
 
-def _init_chains(model: Model, chains: dict[str, Array]) -> _Chain:
-    from blackjax.mcmc import nuts
+def _first_states(model: Model, chains: int, seed: int) -> _Chain:
+    """Every chain at its start, from what is compiled already: JAX would compile for it."""
+    from blackjax.mcmc.hmc import HMCState
 
     step, mass = _adaptation(model)
-
-    def start(chain: dict[str, Array]) -> _Chain:
-        key = jax.random.fold_in(jax.random.wrap_key_data(chain["key"]), chain["id"])
-        init_key, key = jax.random.split(key)
-        state = nuts.init(model.initial(init_key), _log_density(model))
+    words = [np.random.SeedSequence([seed, 7, k]).generate_state(4) for k in range(chains)]
+    keys = np.stack(words).astype(np.uint32)
+    with precision_context("float64"):
+        starts = [model.initial(jax.random.wrap_key_data(key)) for key in keys[:, :2]]
         # BlackJAX starts from weakly typed numbers; a state that is saved and restored is not
-        typed = jax.tree.map(jnp.asarray, (step[0](1.0), mass[0](model.dimension)))
-        return _Chain(jax.random.key_data(key), state, *typed)
-
-    return jax.vmap(start)(chains)
+        typed = jax.jit(
+            lambda: jax.tree.map(jnp.asarray, (step[0](1.0), mass[0](model.dimension)))
+        )()
+    position = np.stack([np.asarray(start, float) for start in starts])
+    prior, rows, gradient = model.evaluate(position)
+    adaptation = jax.tree.map(lambda a: np.stack([np.asarray(a)] * chains), typed)
+    state = HMCState(position, prior + rows.sum(axis=1), gradient)
+    return _Chain(keys[:, 2:], state, *adaptation)
 
 
 def _nuts_segment(
@@ -478,41 +494,52 @@ def _adapt_chain(
 
 
 def _fingerprint(model: Model, flat: Float[np.ndarray, " d"]) -> tuple[float, float]:
-    prior, likelihood = next(evaluate_rows(model, flat[None]))
-    return float(prior[0]), float(likelihood[0].sum())
+    prior, rows, _ = model.evaluate(flat[None])
+    return float(prior[0]), float(rows[0].sum())
 
 
 def evaluate_rows(
     model: Model, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
     """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
+    return _in_batches(*rows_program(model), flat)
+
+
+def rows_program(model: Model) -> tuple[Any, int]:
+    """The program of :func:`evaluate_rows`, and the size of its batches."""
 
     def prior_and_rows(q: Array) -> tuple[Array, Array]:
         return model.flat_log_prior(q), model.flat_log_likelihood(q)
 
-    return _in_batches(model, prior_and_rows, flat)
+    return _batch_program(model, prior_and_rows)
 
 
 def evaluate_derivatives(
     model: Model, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
     """First and second derivatives of row log densities by the observed values, likewise."""
-    return _in_batches(model, model.flat_derivatives, flat)
+    return _in_batches(*_batch_program(model, model.flat_derivatives), flat)
 
 
-def _in_batches(
-    model: Model, function: Callable[[Array], tuple[Array, Array]], flat: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batch_program(
+    model: Model, function: Callable[[Array], tuple[Array, Array]]
+) -> tuple[Any, int]:
     """``function`` at flat positions, in batches of about 32 MB of row values a lane."""
 
     def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, Array]:
         return jax.lax.map(function, draws, batch_size=8)
 
     batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
+    shape = np.zeros((batch, model.dimension))
+    return compiled(model, evaluate, shape, (), "float64", function.__name__), batch
+
+
+def _in_batches(
+    program: Any, batch: int, flat: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for first in range(0, len(flat), batch):
         part = flat[first : first + batch]
         padded = np.resize(part, (batch, part.shape[1]))
-        program = compiled(model, evaluate, padded, (), "float64", function.__name__)
         one, two = program(padded, ())
         yield one[: len(part)], two[: len(part)]
 

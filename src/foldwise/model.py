@@ -14,7 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float
 
-from foldwise.runtime import forget_constants, precision_context
+from foldwise.runtime import compiled, forget_constants, lanes, precision_context
 
 Position = Any  # any pytree of arrays
 
@@ -148,7 +148,9 @@ class Model:
         if callable(self.init):
             return self.flatten(self.init(key))
         flat = self.flatten(self._template)
-        return flat + 0.1 * jax.random.normal(key, flat.shape)
+        # on the host: JAX would compile for it
+        words = np.asarray(jax.random.key_data(key))
+        return flat + 0.1 * np.random.default_rng(words).normal(size=flat.shape)
 
     def flat_log_prior(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
         """Log prior of a flat position."""
@@ -306,14 +308,30 @@ class Model:
                 return True
         return False
 
-    def _check_finite(self, flat: Float[Array, " d"]) -> None:
-        def density(q: Float[Array, " d"]) -> tuple[Array, tuple[Array, Array]]:
-            prior, rows = self.flat_log_prior(q), self.flat_log_likelihood(q)
-            return prior + rows.sum(), (prior, rows)
+    def evaluate(self, flat: Float[np.ndarray, "point d"]) -> tuple[np.ndarray, ...]:
+        """Log prior, row log likelihoods and gradient of the posterior's log density at points."""
 
-        # one compiled evaluation: op by op it would compile every primitive of the model
-        (_, aux), gradient = jax.jit(jax.value_and_grad(density, has_aux=True))(flat)
-        prior, rows = np.asarray(aux[0]), np.asarray(aux[1])
+        def densities(points: Array, _: tuple[()]) -> tuple[Array, Array, Array]:
+            def density(q: Array) -> tuple[Array, tuple[Array, Array]]:
+                prior, rows = self.flat_log_prior(q), self.flat_log_likelihood(q)
+                return prior + rows.sum(), (prior, rows)
+
+            def at(q: Array) -> tuple[Array, Array, Array]:
+                (_, aux), gradient = jax.value_and_grad(density, has_aux=True)(q)
+                return *aux, gradient
+
+            return jax.lax.map(at, points)
+
+        found, size = [], lanes()
+        for first in range(0, len(flat), size):
+            part = flat[first : first + size]
+            padded = np.resize(part, (size, flat.shape[1]))
+            parts = compiled(self, densities, padded, ())(padded, ())
+            found.append([values[: len(part)] for values in parts])
+        return tuple(np.concatenate(values) for values in zip(*found, strict=True))
+
+    def _check_finite(self, flat: Float[Array, " d"]) -> None:
+        prior, rows, gradient = (part[0] for part in self.evaluate(np.asarray(flat)[None]))
         if not np.isfinite(prior):
             raise ValueError(
                 f"log_prior must be finite at the starting position, but is {prior}; choose "

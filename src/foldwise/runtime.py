@@ -7,11 +7,14 @@ CPU devices) and ``FOLDWISE_CACHE`` (a folder, or ``off``) override it. If the b
 with one device, work is spread over threads instead, which is slower (``bench/engine.py``).
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,18 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise")
 
 
+@lru_cache(maxsize=1)
+def _background() -> ThreadPoolExecutor:
+    """For what goes on while something else is waited for: compiling, slow imports."""
+    return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise-background")
+
+
+def import_meanwhile(*names: str) -> None:
+    """Import modules while something else is going on; who needs them imports them as always."""
+    for name in names:
+        _background().submit(import_module, name)
+
+
 class Program:
     """A compiled function of ``(sharded, shared)`` that runs on all lanes at once.
 
@@ -112,6 +127,8 @@ class Program:
     With several devices this is one program over a device mesh; with one CPU device the same
     program is called from one thread per lane. Where there are matrix factorisations, lanes take
     turns.
+
+    It is traced when it is made, and compiled in the background: the first call waits for that.
     """
 
     def __init__(
@@ -135,7 +152,15 @@ class Program:
             self._one_by_one = self.lanes > 1 and "lapack_" in lowered.as_text()
             if self._one_by_one and self.devices > 1:
                 lowered = jax.jit(function).lower(one_lane, shared)
-            self._compiled = lowered.compile()
+        self._compiling = _background().submit(self._compile, lowered)
+
+    def _compile(self, lowered: Any) -> Any:
+        with precision_context(self.precision):
+            return lowered.compile()
+
+    def ready(self) -> None:
+        """Wait until it is compiled."""
+        self._compiling.result()
 
     def __call__(self, sharded: Any, shared: Any) -> Any:
         """Run all lanes and return their outputs as NumPy arrays."""
@@ -151,7 +176,18 @@ class Program:
 
     def _run(self, sharded: Any, shared: Any) -> Any:
         with precision_context(self.precision):
-            return jax.tree.map(np.asarray, self._compiled(sharded, shared))
+            return jax.tree.map(np.asarray, self._compiling.result()(sharded, shared))
+
+
+class _OfMember:
+    """The program of a family with the selection of one member."""
+
+    def __init__(self, program: Program, selection: Any):
+        self.program, self.selection = program, selection
+        self.ready = program.ready
+
+    def __call__(self, sharded: Any, shared: Any) -> Any:
+        return self.program(sharded, (shared, self.selection))
 
 
 def compiled(
@@ -161,7 +197,7 @@ def compiled(
     shared: Any,
     precision: str = "float64",
     *variant: object,
-) -> Callable[[Any, Any], Any]:
+) -> Program | _OfMember:
     """The program of ``function`` for arguments of these shapes, kept with the model it is of.
 
     Two functions with the same name and ``variant`` must be the same function of ``owner``. The
@@ -179,7 +215,7 @@ def compiled(
         program = _cached(
             owner, function_of_selection, sharded, (shared, selection), precision, variant
         )
-        return lambda sharded, shared: program(sharded, (shared, selection))
+        return _OfMember(program, selection)
     return _cached(owner, function, sharded, shared, precision, variant)
 
 

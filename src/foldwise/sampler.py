@@ -345,8 +345,8 @@ class Sampler:
         twin.steps = _same_steps(self.step_size, len(members), self.precision)
         return twin
 
-    def compile(self) -> Callable[[Any, Any], Any]:
-        """The compiled program, made on the first call."""
+    def compile(self) -> Any:
+        """The program, which is made on the first call and compiles in the background."""
         model, emit = self.model, self.emit
 
         def run(block: tuple[BlockState, FoldData], shared: Shared) -> object:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from foldwise.fit import Fit, evaluate_rows
+from foldwise.fit import Fit, evaluate_rows, rows_program
 from foldwise.folds import Folds
 from foldwise.metric import (
     FOLD_METRIC_DIMENSION,
@@ -249,12 +249,8 @@ def nothing_local(metric: SharedMetric, copies: int) -> SharedMetric:
     return metric._replace(folds=nothing)
 
 
-def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
-    """Coordinates without training information by fold, and the curvature of the log prior.
-
-    A coordinate is local to a fold if the gradient of the training rows' log likelihood in it is
-    exactly zero at a few draws.
-    """
+def _silent_program(model: Model, train: np.ndarray, points: np.ndarray) -> Any:
+    """Which coordinates have no gradient in the training rows of each fold."""
 
     def silent(train: Bool[Array, "fold row"], points: Array) -> Array:
         def of_fold(train: Array) -> Array:
@@ -265,21 +261,49 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
 
         return jax.lax.map(of_fold, train)
 
+    return compiled(model, silent, train, points)
+
+
+def _curvature_program(model: Model, directions: np.ndarray, point: np.ndarray) -> Any:
+    """Curvature of the log prior along directions."""
+
     def prior_curvature(directions: Array, point: Array) -> Array:
         gradient = jax.grad(model.flat_log_prior)
         second = lambda e: -jnp.vdot(e, jax.jvp(gradient, (point,), (e,))[1])  # noqa: E731, shorter so
         return jax.lax.map(second, directions)
 
+    return compiled(model, prior_curvature, directions, point)
+
+
+def compile_ahead(model: Model) -> None:
+    """Begin to compile what :func:`local_coordinates` and :func:`full_data` will need."""
+    d, size = model.dimension, -(-_AT_ONCE // lanes()) * lanes()
+    rows_program(model)
+    _silent_program(model, np.zeros((size, model.n_obs), bool), np.zeros((_LOCAL_DRAWS, d)))
+    _curvature_program(model, _directions(d), np.zeros(d))
+
+
+def _directions(d: int) -> Float[np.ndarray, "direction d"]:
+    return np.resize(np.eye(d), (-(-d // lanes()) * lanes(), d))
+
+
+def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
+    """Coordinates without training information by fold, and the curvature of the log prior.
+
+    A coordinate is local to a fold if the gradient of the training rows' log likelihood in it is
+    exactly zero at a few draws.
+    """
     spread = np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)
-    points = fit.flat[spread]
+    points, size = fit.flat[spread], -(-_AT_ONCE // lanes()) * lanes()
     found = []
     for first in range(0, len(folds), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(folds)))
-        found.append(_batched(model, silent, folds.train_mask(members), points))
+        padded = np.resize(folds.train_mask(members), (size, folds.n))
+        found.append(_silent_program(model, padded, points)(padded, points)[: len(members)])
     local = np.concatenate(found)
     d, point = model.dimension, fit.central_draws(1)[0]
-    directions = np.resize(np.eye(d), (-(-d // lanes()) * lanes(), d))
-    curvature = compiled(model, prior_curvature, directions, point)(directions, point)[:d]
+    directions = _directions(d)
+    curvature = _curvature_program(model, directions, point)(directions, point)[:d]
     positive = np.isfinite(curvature) & (curvature > 0)
     # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
     return Locals(local & positive, np.where(positive, curvature, 1.0))
