@@ -10,7 +10,7 @@ demo: .venv/installed
 	$(BIN)/foldwise demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from contextlib import redirect_stdout
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +80,7 @@ def fake_plots(monkeypatch) -> list:
         **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit")},
     )
     monkeypatch.setitem(sys.modules, "foldwise.plots", module)
+    monkeypatch.setattr(fw, "plots", module, raising=False)
     return drawn
 
 
@@ -665,7 +665,6 @@ def test_figures_of_running_sums_need_no_draws(results):
     ]
 
 
-@pytest.mark.skipif(find_spec("foldwise.plots") is None, reason="needs foldwise.plots")
 def test_every_figure_can_be_drawn(saved, tmp_path, capsys):
     assert cli.main(["plot", str(saved[0]), "--out", str(tmp_path / "figures")]) == 0
     captured = capsys.readouterr()

@@ -266,7 +266,7 @@ def test_a_fold_is_flagged_when_the_draws_it_borrows_are_bad(prepared, tamper):
     """In leave-future-out the bridge of a fold uses the draws of the next."""
     problem, model, fit = prepared("autoregression")
     tamper(7, 2, slice(None), -1.0)
-    with pytest.warns(FoldWarning, match=r"partner in trouble: 1 of 36 folds \(6\)"):
+    with pytest.warns(FoldWarning, match=r"partner in trouble: 1 of 36 folds \(10\)"):
         result = fw.cross_validate(model, problem.folds, fit=fit, seed=1, progress=False)
     names = result.flagged["fold"].values.tolist()
     status = dict(zip(names, result.flagged["status"].values.tolist(), strict=True))

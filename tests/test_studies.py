@@ -115,7 +115,7 @@ def test_rats_agree_with_the_exact_answer(rats_table, name, seed):
         check_against(exact, result)
 
 
-@pytest.mark.parametrize("name", ["A", "B"])
+@pytest.mark.parametrize("name", ["A"])  # bench/studies.py checks both, and all counties
 def test_largest_radon_counties_agree_with_the_exact_answer(radon_table, name, seed):
     sizes = radon_table["county_idx"].value_counts().sort_index().to_numpy()
     chosen = np.sort(np.argsort(-sizes, kind="stable")[:12])
@@ -265,7 +265,9 @@ def test_quick_toy_has_all_parts():
     lines = {line[:12].strip(): line[12:].split() for line in text.splitlines()}
     assert lines["full data, A"][:4] == ["4", "1", "300", "300"]
     assert lines["folds, B"][:4] == ["40", "10", "30", "80"]
-    assert outcome.conclusion in str(outcome) and "a new group" in outcome.conclusion
+    assert (
+        outcome.conclusion in " ".join(str(outcome).split()) and "a new group" in outcome.conclusion
+    )
     assert {"progress", "difference", "rhat_max_A", "ess_B"} <= set(outcome.figures)
 
 
