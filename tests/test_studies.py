@@ -108,9 +108,9 @@ def test_rats_agree_with_the_exact_answer(rats_table, name, seed):
     exact = integrated.log_predictives(integrated.rats(rats_table, name == "A"), range(30), 7)
     model, folds = rats.models(rats_table)[name], rats.folds(rats_table)
     for k in range(3):
-        fit = fw.fit(model, draws=500, warmup=400, seed=10 * seed + k, progress=False)
+        fit = fw.fit(model, warmup=500, seed=10 * seed + k, progress=False)
         result = fw.cross_validate(
-            model, folds, fit=fit, seed=10 * seed + k + 100, draws=150, progress=False
+            model, folds, fit=fit, seed=10 * seed + k + 100, draws=400, progress=False
         )
         check_against(exact, result)
 

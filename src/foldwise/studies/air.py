@@ -64,7 +64,7 @@ def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -
 
     The first folds train on one year, so that each month's effect has one observation and is tied
     to it the closer, the smaller sigma is: a funnel, in which chains with effects as parameters
-    got scores wrong by 0.3 (six times their Monte Carlo error). The parameters z are therefore the
+    get scores wrong by several of their Monte Carlo errors. The parameters z are therefore the
     effects standardised by their conditional posterior given that first observation g, which
     every fold trains on, and its lags:
 

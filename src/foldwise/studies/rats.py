@@ -38,9 +38,8 @@ PLAN = Plan(draws=400, quick_folds=slice(0, 8), fit_draws=2000, scores=("log", "
 def model(data: pd.DataFrame, own_slopes: bool, name: str) -> fw.Model:
     """Growth curves with a slope for each rat, or one for all.
 
-    Centred: five weights tell more of a rat than the other rats do. The full-data fit of model A
-    has 5,600 effective draws of its worst parameter in 10 s, non-centred 630 in 15 s. Effects and
-    means are in units of the prior: q = (alpha - 250) / 20 and (beta - 6) / 2.
+    Centred: five weights tell more of a rat than the other rats do. Effects and means are in
+    units of the prior: q = (alpha - 250) / 20 and (beta - 6) / 2.
     """
     rat, y = data["rat"].to_numpy() - 1, data["weight"].to_numpy(float)
     time, rats = data["day"].to_numpy() - 22.0, int(rat.max()) + 1
