@@ -77,7 +77,7 @@ def fake_plots(monkeypatch) -> list:
     names = ("progress", "errors", "difference", "probability", "ess", "rhat", "rhat_max")
     module = SimpleNamespace(
         save_figures=save_figures,
-        **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit")},
+        **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit", "chains")},
     )
     monkeypatch.setitem(sys.modules, "foldwise.plots", module)
     monkeypatch.setattr(fw, "plots", module, raising=False)
@@ -643,7 +643,7 @@ def test_plot_draws_into_a_new_folder(saved, plots, tmp_path, capsys):
     assert "must be new or empty" in fails(capsys, "plot", str(saved[0]))  # the run's own figures
     single = str(tmp_path / "one")
     assert cli.main(["plot", str(saved[0] / "with_x.nc"), "--out", single]) == 0
-    assert plots[-4:] == [("ess", 1), ("rhat", 1), ("rhat_max", 1), ("pareto_k", 1)]
+    assert plots[-5:] == [(n, 1) for n in ("ess", "rhat", "rhat_max", "pareto_k")] + [("chains", 2)]
     assert ("progress", 1) in plots
 
 

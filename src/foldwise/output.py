@@ -172,6 +172,9 @@ def figures(results: Mapping[str, CVResult]) -> dict[str, Callable[[], Figure]]:
             plots.append("pit")
         for plot in plots:
             found[f"{plot}_{stems[name]}"] = partial(_plot, f"plot_{plot}", result)
+        if result.draws is not None and np.isfinite(result.folds["rhat"].values).any():
+            worst = result.folds["fold"].values[int(np.nanargmax(result.folds["rhat"].values))]
+            found[f"chains_{stems[name]}"] = partial(_plot, "plot_chains", result, worst)
     return found
 
 
@@ -192,10 +195,10 @@ def _pairs(
             yield f"_{stems[best]}_{stems[name]}", (results[best], results[name])
 
 
-def _plot(name: str, *results: CVResult) -> Figure:
+def _plot(name: str, *arguments: Any) -> Figure:
     from foldwise import plots
 
-    figure: Figure = getattr(plots, name)(*results)
+    figure: Figure = getattr(plots, name)(*arguments)
     return figure
 
 

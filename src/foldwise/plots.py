@@ -96,7 +96,7 @@ class Picture(Figure):
 
 
 @contextmanager
-def _figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[Picture]:
+def styled_figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[Picture]:
     """An empty figure; what is drawn inside the context has the style of all figures."""
     with matplotlib.rc_context(STYLE):
         yield Picture(figsize=(width, height), layout="constrained")
@@ -215,7 +215,7 @@ def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = No
     predicts better. Needs stored draws.
     """
     found = course(a, b, score)
-    with _figure() as figure:
+    with styled_figure() as figure:
         ax = figure.subplots()
         low, high = found.estimate - 2 * found.mcse, found.estimate + 2 * found.mcse
         ax.fill_between(found.draws, low, high, color=BLUE, alpha=0.2, linewidth=0)
@@ -246,7 +246,7 @@ def plot_errors(a: CVResult, b: CVResult | None = None, score: str | None = None
         ("Monte Carlo (MCSE)", found.mcse, BLUE, "o-"),
         ("of which full-data\ndraws", found.fixed, SKY, ":"),
     ]
-    with _figure() as figure:
+    with styled_figure() as figure:
         ax = figure.subplots()
         ends = []
         for text, values, colour, style in lines:
@@ -276,7 +276,7 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
     value = np.array([probability(d, s) for d, s in zip(found.estimate, found.se, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         low, high = (normal_cdf((found.estimate + k * found.mcse) / found.se) for k in (-2.0, 2.0))
-    with _figure() as figure:
+    with styled_figure() as figure:
         ax = figure.subplots()
         ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
         ax.fill_between(found.draws, low, high, color=BLUE, alpha=0.2, linewidth=0)
@@ -311,7 +311,7 @@ def plot_difference(a: CVResult, b: CVResult, score: str | None = None) -> Figur
     parts = None
     if find_rule(found.score).aggregate is None:
         parts = values * a.score(found.score).folds["weight"].values
-    with _figure() as figure:
+    with styled_figure() as figure:
         axes = _fold_panels(figure, values, names, errors, colours, both_ends=True, parts=parts)
         for ax in axes:
             ax.axvline(0.0, color=GREY, linewidth=0.8, zorder=0)
@@ -338,7 +338,7 @@ def plot_ess(result: CVResult, score: str | None = None) -> Figure:
     _need_values(values, chosen, "effective draws are")
     limit, drawn = diagnostics.ESS_LIMIT, result.info["chains"] * result.info["draws"]
     few = int((values < limit).sum())
-    with _figure() as figure:
+    with styled_figure() as figure:
         colours = np.where(values < limit, RED, BLUE)
         axes = _fold_panels(figure, values, chosen.folds["fold"].values, None, colours)
         low = min(0.7 * limit, 0.8 * float(np.nanmin(values)))
@@ -370,7 +370,7 @@ def plot_pareto_k(result: CVResult, score: str | None = None) -> Figure:
     bridged = table["estimator"].values != "mean"
     limit = diagnostics.PARETO_LIMIT
     heavy = values > limit
-    with _figure() as figure:
+    with styled_figure() as figure:
         colours = np.where(heavy & ~bridged, RED, np.where(bridged, GREY, BLUE))
         axes = _fold_panels(
             figure,
@@ -522,7 +522,7 @@ def plot_rhat(result: CVResult) -> Figure:
     last = np.where(np.isfinite(values[:, -1]), values[:, -1], -np.inf)
     worst = [k for k in np.argsort(-last, kind="stable")[:3] if np.isfinite(last[k])]
     limit = result.mixing.limit
-    with _figure() as figure:
+    with styled_figure() as figure:
         ax = figure.subplots()
         colours = dict(zip(worst, (RED, ORANGE, PURPLE), strict=False))
         others = np.delete(values, worst, axis=0)
@@ -573,7 +573,7 @@ def plot_rhat_max(result: CVResult) -> Figure:
             "R-hat-max needs a fold whose chains move and are finite, but there is none; look at "
             "the folds' status"
         )
-    with _figure() as figure:
+    with styled_figure() as figure:
         ax = figure.subplots()
         ends = [np.append(mixing.benchmark, mixing.rhat_max) for mixing in found]
         for k, mixing in enumerate(found):
@@ -657,7 +657,7 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
     known = np.isfinite(series).cumsum(axis=1)
     running = np.nancumsum(series, axis=1) / np.where(known > 0, known, np.nan)
     bad = int(np.isnan(series).sum())
-    with _figure(WIDTH, 1.6 + 0.5 * chains + 1.3) as figure:
+    with styled_figure(WIDTH, 1.6 + 0.5 * chains + 1.3) as figure:
         axes = figure.subplots(chains + 1, 1, sharex=True, height_ratios=[1.0] * chains + [2.2])
         low, high = np.nanmin(series), np.nanmax(series)
         pad = 0.05 * (high - low) or 0.5
@@ -735,7 +735,7 @@ def plot_pit(result: CVResult, seed: int = 0) -> Figure:
         raise ValueError("a PIT plot needs finite predictions, but no row has any")
     weight = table["weight"].values[known] / table["weight"].values[known].sum()
     pit = every[known]
-    with _figure(6.5, 2.9) as figure:
+    with styled_figure(6.5, 2.9) as figure:
         left, right = figure.subplots(1, 2)
         _pit_histogram(left, pit, weight, rows)
         _pit_difference(right, pit, weight, rows)

@@ -165,22 +165,18 @@ def growth_table(data: pd.DataFrame, outcome: Outcome) -> str:
 # ---------------------------------------------------------------- figures of the data
 
 
-def _axes(data: pd.DataFrame, rows: int) -> tuple[Figure, np.ndarray]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 2.6 * rows), layout="constrained")
-    return figure, figure.subplots(rows, 1, squeeze=False)[:, 0]
-
-
 def _years(data: pd.DataFrame) -> Float[np.ndarray, " month"]:
     return data["Year"].to_numpy() + (data["Month"].to_numpy() - 1) / 12.0
 
 
 def plot_series(data: pd.DataFrame) -> Figure:
     """Outbound passengers by month."""
-    figure, (axes,) = _axes(data, 1)
-    axes.plot(_years(data), passengers(data) / 1e6, lw=1.0)
-    axes.set(xlabel="year", ylabel="passengers, millions", title="Outbound passengers by month")
+    from foldwise.plots import styled_figure
+
+    with styled_figure() as figure:
+        axes = figure.add_subplot()
+        axes.plot(_years(data), passengers(data) / 1e6, lw=1.0)
+        axes.set(xlabel="year", ylabel="outbound passengers a month, millions")
     return figure
 
 
@@ -189,12 +185,15 @@ SPANS = {"month-on-month": 1, "year-on-year": 12}
 
 def plot_growth(data: pd.DataFrame) -> Figure:
     """Both growth rates by month."""
-    figure, panels = _axes(data, 2)
-    for axes, (label, span) in zip(panels, SPANS.items(), strict=True):
-        axes.plot(_years(data), 100.0 * growth(passengers(data), span), lw=1.0)
-        axes.axhline(0.0, color="grey", lw=0.5)
-        axes.set(ylabel="growth, %", title=f"{label} growth")
-    panels[-1].set_xlabel("year")
+    from foldwise.plots import styled_figure
+
+    with styled_figure() as figure:
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, (label, span) in zip(panels, SPANS.items(), strict=True):
+            axes.plot(_years(data), 100.0 * growth(passengers(data), span), lw=0.8)
+            axes.axhline(0.0, color="grey", lw=0.5)
+            axes.set_ylabel(f"{label}\ngrowth, %")
+        panels[-1].set_xlabel("year")
     return figure
 
 
@@ -209,10 +208,14 @@ def spectrum(
 
 def plot_spectrum(data: pd.DataFrame) -> Figure:
     """Power spectra of both growth rates: seasons are peaks at whole cycles a year."""
-    figure, panels = _axes(data, 2)
-    for axes, (label, span) in zip(panels, SPANS.items(), strict=True):
-        frequency, power = spectrum(growth(passengers(data), span))
-        axes.semilogy(frequency[1:], power[1:], lw=1.0)
-        axes.set(ylabel="power", title=f"{label} growth", xticks=range(7))
-    panels[-1].set_xlabel("cycles a year")
+    from foldwise.plots import styled_figure
+
+    with styled_figure() as figure:
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, (label, span) in zip(panels, SPANS.items(), strict=True):
+            frequency, power = spectrum(growth(passengers(data), span))
+            axes.semilogy(frequency[1:], power[1:], lw=0.8)
+            axes.set_ylabel(f"{label}\npower")
+            axes.set_xticks(range(7))
+        panels[-1].set_xlabel("cycles a year")
     return figure
