@@ -33,6 +33,7 @@ bench: .venv/installed-dev
 	$(BIN)/python bench/family.py
 	$(BIN)/python bench/adapters.py
 	$(BIN)/python bench/wells.py
+	$(BIN)/python bench/compare.py
 
 # needs FOLDWISE_DATA, the folder of the data sets; FIGURES=folder writes figures there
 studies: .venv/installed-dev
