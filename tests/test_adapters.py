@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from unittest import mock
 
 import jax
@@ -11,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import problems
 import pymc as pm
 import pytest
 import trios
+import xarray as xr
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
@@ -437,3 +440,25 @@ def test_a_numpyro_model_that_ran_in_single_precision_before():
     fit = fw.Fit.from_numpyro(adapted, mcmc)
     result = fw.cross_validate(adapted, fw.leave_one_out(40)[:5], fit=fit, seed=1, progress=False)
     assert np.isfinite(result.elpd)
+
+
+def test_draws_of_other_data_are_refused():
+    """The usual mistake: data or priors were edited, the trace is old."""
+    problem = problems.regression()
+    model, other = problem.model(), replace(problem, y=2.0 * problem.y).model()
+    own = fw.fit(model, seed=1, progress=False)
+    draws = xr.Dataset({"beta": (("chain", "draw", "d"), own.positions)})
+
+    def named(model):
+        return fw.Model(
+            lambda q: model.log_prior(q["beta"]),
+            lambda q: model.log_likelihood(q["beta"]),
+            {"beta": np.zeros(own.positions.shape[-1])},
+            model.n_obs,
+        )
+
+    right, wrong = named(model), named(other)
+    folds = problem.folds[:4]
+    fw.cross_validate(right, folds, fw.Fit.from_arviz(right, draws), seed=1, progress=False)
+    with pytest.raises(ValueError, match="draws must be of this model's posterior"):
+        fw.cross_validate(wrong, folds, fw.Fit.from_arviz(wrong, draws), seed=1, progress=False)

@@ -669,7 +669,7 @@ def test_every_figure_can_be_drawn(saved, tmp_path, capsys):
     assert cli.main(["plot", str(saved[0]), "--out", str(tmp_path / "figures")]) == 0
     captured = capsys.readouterr()
     drawn = [Path(line) for line in captured.out.splitlines()]
-    assert captured.err == "" and len(drawn) == 12
+    assert captured.err == "" and len(drawn) == 14
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
 
 

@@ -261,6 +261,7 @@ def test_quick_toy_has_all_parts():
     assert a.folds.sizes["fold"] == 10 and a.info["draws"] == 80
     assert (a.info["seed"], b.info["seed"]) == (6, 7)
     np.testing.assert_allclose(outcome.comparison.diff, a.elpd - b.elpd)
+    assert "10 of 50 folds" in outcome.tables["A quick run"]
     text = outcome.tables["How it was run"]
     lines = {line[:12].strip(): line[12:].split() for line in text.splitlines()}
     assert lines["full data, A"][:4] == ["4", "1", "300", "300"]

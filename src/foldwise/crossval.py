@@ -18,7 +18,7 @@ from foldwise.checks import check_count, check_name, resolve_seed
 from foldwise.diagnostics import batch_means_variance
 from foldwise.evidence import Evidence
 from foldwise.family import ModelFamily
-from foldwise.fit import Fit, full_data_fit
+from foldwise.fit import Fit, check_draws, full_data_fit
 from foldwise.folds import Folds
 from foldwise.ladder import LEAST_OVERLAP, climb
 from foldwise.logscore import ESTIMATORS
@@ -333,14 +333,20 @@ def _check_arguments(
 ) -> tuple[str, ...]:
     """Check everything that can be checked before any work; return the names of the scores."""
     if not isinstance(model, Model):
-        raise TypeError(f"model must be a foldwise.Model, got {type(model).__name__}")
+        raise TypeError(
+            f"model must be a foldwise.Model, got {type(model).__name__}; from_numpyro, from_pymc "
+            "and from_bambi make one of a model of these packages"
+        )
     if not isinstance(folds, Folds):
         raise TypeError(
             f"folds must be Folds, for example foldwise.leave_one_out(n); got "
             f"{type(folds).__name__}"
         )
     if fit is not None and not isinstance(fit, Fit):
-        raise TypeError(f"fit must be what foldwise.fit(model) returns, got {type(fit).__name__}")
+        raise TypeError(
+            f"fit must be what foldwise.fit(model) returns, got {type(fit).__name__}; for draws "
+            "that you have there are foldwise.Fit.from_arviz and Fit.from_numpyro"
+        )
     if folds.n != model.n_obs:
         raise ValueError(
             f"folds and model must have the same rows, but folds have n={folds.n} and the model "
@@ -495,6 +501,9 @@ def _tune(runs: Sequence[Run], bar: Progress) -> None:
     began = time.perf_counter()
     bar.start("step size")
     tune_together(samplers, guess=min(1.0, 1.3 * runs[0].model.dimension ** -0.25))
+    for run in runs:
+        if run.fit.gradients == 0:
+            check_draws(run.model, run.fit, run.sampler.pilot_end)
     _add_seconds(runs, "tune", began)
 
 

@@ -33,6 +33,8 @@ _DENSE_DIMENSION = 20
 RHAT_LIMIT = 1.01
 # Too few effective draws leave the covariance, and the full-data side of the bridge, to chance.
 ESS_LIMIT = 400
+# Standard errors that the log density of draws made elsewhere may be off the posterior's.
+MOST_DRIFT = 8.0
 
 
 class FitWarning(UserWarning):
@@ -248,6 +250,28 @@ def _fit_from_draws(model: Model, draws: dict[str, np.ndarray], divergences: int
         message = f"draws of {model.name or 'model'}: {'; '.join(result.problems())}"
         warnings.warn(message, FitWarning, stacklevel=3)
     return result
+
+
+def check_draws(model: Model, fit: Fit, ends: Float[np.ndarray, "chain d"]) -> None:
+    """Raise unless draws made elsewhere are of the model's posterior.
+
+    ``ends`` are the ends of chains that started at such draws and sampled the posterior: if that
+    is what the draws are of, their log densities have the same mean. The difference may be
+    ``MOST_DRIFT`` of its standard errors, for as many effective draws as there are chains.
+    """
+    some = fit.flat[np.linspace(0, len(fit.flat) - 1, 400).astype(int)]
+    before, after = (
+        np.concatenate([prior + rows.sum(axis=1) for prior, rows in evaluate_rows(model, part)])
+        for part in (some, ends)
+    )
+    drift = (after.mean() - before.mean()) / (before.std() * np.sqrt(2.0 / len(ends)))
+    if abs(drift) > MOST_DRIFT:
+        raise ValueError(
+            "the draws must be of this model's posterior given all its rows, but chains that start "
+            f"at them go elsewhere: the log density changes from {before.mean():.1f} (sd "
+            f"{before.std():.1f}) to {after.mean():.1f} on average; pass draws of this model with "
+            "this data and these priors, or leave fit out"
+        )
 
 
 def _parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:

@@ -289,7 +289,8 @@ class Sampler:
 
     ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
     leapfrog steps. ``done`` counts the iterations of every chain, warm-up included, and
-    ``gradients`` the gradients of all chains but the pilots'.
+    ``gradients`` the gradients of all chains but the pilots'. ``pilot_end`` is where the pilots
+    were in the end.
     """
 
     def __init__(
@@ -315,6 +316,7 @@ class Sampler:
         self.step_size = 1.0
         self.steps = StepSize(*np.zeros((4, len(folds)), precision))
         self.done = self.gradients = 0
+        self.pilot_end = np.zeros((0, start.shape[-1]))
         self.temper, self.rung = np.zeros(len(folds)), 0
         self.block = block_size(model.n_obs, len(folds), start.shape[1])
         self.width, self.targets = int(folds.n_test.max()), 1 + int((previous >= 0).any())
@@ -472,9 +474,14 @@ def tune_together(samplers: Sequence[Sampler], guess: float) -> None:
             chosen = np.arange(first, min(first + head.block, PILOTS * len(group)))
             block = _resized(jax.tree.map(lambda a, i=chosen: a[i], pilots), head.block)
             state, _ = program(block, head._shared(0, SEGMENT))
-            found.append(state.step_size.log_step_average[: len(chosen)])
-        for sampler, own in zip(group, np.split(np.concatenate(found), len(group)), strict=True):
+            ended = (state.step_size.log_step_average, state.position)
+            found.append([part[: len(chosen)] for part in ended])
+        steps, ends = (
+            np.split(np.concatenate(part), len(group)) for part in zip(*found, strict=True)
+        )
+        for sampler, own, end in zip(group, steps, ends, strict=True):
             sampler._start_from(own)
+            sampler.pilot_end = end.reshape(-1, end.shape[-1])
 
 
 def run_together(

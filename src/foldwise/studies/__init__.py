@@ -111,6 +111,7 @@ def conduct(
     """
     from foldwise.output import figures  # which knows outcomes
 
+    whole = len(folds)
     if options.quick:
         plan, folds = plan.quick(), folds[plan.quick_folds]
     plan = replace(
@@ -147,12 +148,16 @@ def conduct(
             progress=options.progress,
         )
     comparison = fw.compare(results) if len(results) > 1 else None
+    tables = {"How it was run": run_table(results, fits, plan)}
+    if options.quick:
+        count = f"{len(folds)} of {whole} folds"
+        tables["A quick run"] = f"Only {count} and short chains: its numbers are rough."
     return Outcome(
         name,
         results,
         comparison,
         conclusion(results, comparison, aim),
-        {"How it was run": run_table(results, fits, plan)},
+        tables,
         figures(results),
     )
 
