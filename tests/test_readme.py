@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_pages
+
+import foldwise as fw
+import foldwise.family
+import foldwise.model
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
-import run_pages  # noqa: E402
-
-import foldwise as fw  # noqa: E402
-import foldwise.family  # noqa: E402
-import foldwise.model  # noqa: E402
 
 
 @pytest.mark.parametrize("page", run_pages.pages(), ids=lambda page: page.name)

@@ -91,7 +91,7 @@ class Outcome:
         return "\n\n".join(parts)
 
 
-def run(name: str, options: Options = Options()) -> Outcome:  # noqa: B008 (frozen)
+def run(name: str, options: Options = Options()) -> Outcome:  # noqa: B008, a frozen default
     """Run the study called ``name``."""
     if name not in STUDIES:
         raise ValueError(f"the studies are {', '.join(STUDIES)}; got {name!r}")

@@ -80,12 +80,12 @@ def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -
     first = np.array([np.flatnonzero(known & (season == s))[0] for s in range(season.max() + 1)])
 
     # users' own functions, written as users would: without types
-    def rho_and_effect(q):  # type: ignore[no-untyped-def]
+    def rho_and_effect(q):
         rho, sigma = jnp.tanh(0.5 * q["logit_rho"]), jnp.exp(q["log_sigma"])
         centre = (rates[first] - past[first] @ rho) / (1.0 + sigma**2)
         return rho, centre + q["z"] * sigma / jnp.sqrt(1.0 + sigma**2)
 
-    def log_prior(q):  # type: ignore[no-untyped-def]
+    def log_prior(q):
         # Beta(5, 5) of the logistic of q, whose Jacobian adds one to each exponent
         rho = -5.0 * jnp.sum(jax.nn.softplus(q["logit_rho"]) + jax.nn.softplus(-q["logit_rho"]))
         variance = jnp.exp(2.0 * q["log_sigma"])
@@ -93,15 +93,15 @@ def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -
         effect = -0.5 * jnp.sum(rho_and_effect(q)[1] ** 2) + jacobian
         return rho + effect - 0.5 * variance + q["log_sigma"]
 
-    def mean(q):  # type: ignore[no-untyped-def]
+    def mean(q):
         rho, effect = rho_and_effect(q)
         return past @ rho + effect[season]
 
-    def row_log_density(q, y):  # type: ignore[no-untyped-def]
+    def row_log_density(q, y):
         density = normal_log_density(y / level - 1.0, mean(q), q["log_sigma"]) - np.log(level)
         return jnp.where(known, density, 0.0)
 
-    def simulate(key, q):  # type: ignore[no-untyped-def]
+    def simulate(key, q):
         rates = mean(q) + jnp.exp(q["log_sigma"]) * jax.random.normal(key, y.shape)
         return level * (1.0 + rates)
 

@@ -41,14 +41,14 @@ def models(data: Data) -> dict[str, fw.Model]:
     x, y = data
 
     # users' own functions, written as users would: without types
-    def log_prior(beta):  # type: ignore[no-untyped-def]
+    def log_prior(beta):
         return -0.5 * jnp.sum(beta**2)
 
-    def row_log_density(beta, y):  # type: ignore[no-untyped-def]
+    def row_log_density(beta, y):
         eta = x @ beta
         return y * eta - jnp.exp(eta) - jax.lax.lgamma(y + 1.0)
 
-    def replicate(key, beta):  # type: ignore[no-untyped-def]
+    def replicate(key, beta):
         return jax.random.poisson(key, jnp.exp(x @ beta))
 
     model = fw.Model(

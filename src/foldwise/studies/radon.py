@@ -40,22 +40,22 @@ def model(data: pd.DataFrame, with_floor: bool, name: str) -> fw.Model:
     floor, y = data["floor_measure"].to_numpy(float), data["log_radon"].to_numpy(float)
 
     # users' own functions, written as users would: without types
-    def log_prior(q):  # type: ignore[no-untyped-def]
+    def log_prior(q):
         total = -0.5 * (q["mu_alpha"] / 4.0) ** 2 - 0.5 * jnp.sum(q["z"] ** 2)
         total += log_gamma_prior(q["log_sigma_alpha"], 6.0, 9.0)
         total += log_gamma_prior(q["log_sigma_y"], 10.0, 10.0)
         return total - 0.5 * q["beta"] ** 2 if with_floor else total
 
-    def effects(q):  # type: ignore[no-untyped-def]
+    def effects(q):
         alpha = q["mu_alpha"] + jnp.exp(q["log_sigma_alpha"]) * q["z"]
         return alpha[county], q["beta"] * floor if with_floor else 0.0
 
-    def row_log_density(q, y):  # type: ignore[no-untyped-def]
+    def row_log_density(q, y):
         of_county, of_floor = effects(q)
         # in this order XLA fuses the look-up of effects with what follows, which is faster
         return normal_log_density(y - of_county, of_floor, q["log_sigma_y"])
 
-    def simulate(key, q):  # type: ignore[no-untyped-def]
+    def simulate(key, q):
         return sum(effects(q)) + jnp.exp(q["log_sigma_y"]) * jax.random.normal(key, y.shape)
 
     init = {

@@ -45,7 +45,7 @@ def model(data: pd.DataFrame, own_slopes: bool, name: str) -> fw.Model:
     time, rats = data["day"].to_numpy() - 22.0, int(rat.max()) + 1
 
     # users' own functions, written as users would: without types
-    def log_prior(q):  # type: ignore[no-untyped-def]
+    def log_prior(q):
         total = -0.5 * (q["mu_alpha"] ** 2 + q["mu_beta"] ** 2)
         total += log_gamma_prior(q["log_sigma_alpha"], 25.0, 2.0)
         total += log_gamma_prior(q["log_sigma_y"], 1.0, 2.0)
@@ -57,14 +57,14 @@ def model(data: pd.DataFrame, own_slopes: bool, name: str) -> fw.Model:
             total += normal_log_density(q["beta"], q["mu_beta"], log_scale).sum()
         return total
 
-    def mean(q):  # type: ignore[no-untyped-def]
+    def mean(q):
         slope = q["beta"][rat] if own_slopes else q["mu_beta"]
         return 250.0 + 20.0 * q["alpha"][rat] + (6.0 + 2.0 * slope) * time
 
-    def row_log_density(q, y):  # type: ignore[no-untyped-def]
+    def row_log_density(q, y):
         return normal_log_density(y, mean(q), q["log_sigma_y"])
 
-    def simulate(key, q):  # type: ignore[no-untyped-def]
+    def simulate(key, q):
         return mean(q) + jnp.exp(q["log_sigma_y"]) * jax.random.normal(key, y.shape)
 
     init = {

@@ -49,21 +49,21 @@ def model(data: Data, covariates: int, name: str) -> fw.Model:
     group, x, y = data.group, data.x[:, :covariates], data.y
 
     # users' own functions, written as users would: without types
-    def log_prior(q):  # type: ignore[no-untyped-def]
+    def log_prior(q):
         normals = q["mu_alpha"] ** 2 + jnp.sum(q["beta"] ** 2) + jnp.sum(q["z"] ** 2)
         scales = 0.0
         for log_sigma in (q["log_sigma_alpha"], q["log_sigma_y"]):
             scales += -0.5 * (jnp.exp(log_sigma) / 10.0) ** 2 + log_sigma  # half-normal, Jacobian
         return -0.5 * normals + scales
 
-    def mean(q):  # type: ignore[no-untyped-def]
+    def mean(q):
         alpha = q["mu_alpha"] + jnp.exp(q["log_sigma_alpha"]) * q["z"]
         return (alpha + x @ q["beta"])[group]
 
-    def row_log_density(q, y):  # type: ignore[no-untyped-def]
+    def row_log_density(q, y):
         return normal_log_density(y, mean(q), q["log_sigma_y"])
 
-    def simulate(key, q):  # type: ignore[no-untyped-def]
+    def simulate(key, q):
         return mean(q) + jnp.exp(q["log_sigma_y"]) * jax.random.normal(key, y.shape)
 
     init = {
