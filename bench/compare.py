@@ -217,14 +217,14 @@ def ratios_of(found):
     """What the targets are about, of the parts that were run."""
     ratios = {}
     for name in ("rats", "radon", "air"):
-        if name in found and "nutpie" in found[name]:
+        if {"foldwise", "nutpie"} <= set(found.get(name, {})):
             ratio = found[name]["nutpie"]["seconds"] / found[name]["foldwise"]["seconds"]
             ratios[f"{name}: faster than nutpie refits"] = ratio
     if "accuracy" in found:
         rms = found["accuracy"]["rms"]
         name = "rats: error of the difference, the paper's sampler against foldwise"
         ratios[name] = rms["paper"] / rms["foldwise"]
-    if "radon" in found:
+    if "foldwise" in found.get("radon", {}):
         whole = found["radon"]["foldwise"]
         fits = float(whole["note"].split()[-2])
         name = "radon: CV of both models against the two full-data fits"
@@ -242,7 +242,7 @@ def report(found, quick):
     lines, floors, met = [], [], True
     for subject in SUBJECTS:
         for method, record in found.get(subject, {}).items():
-            exact = found[subject]["foldwise"].get("exact")
+            exact = found[subject].get("foldwise", {}).get("exact")
             lines.append(line(subject, method, record, exact, TITLES))
             if "loop" in record:
                 floor = record["loop"] * record["gradients"] / 2

@@ -296,12 +296,12 @@ def psis(subject, seed):
     """Pareto-smoothed importance sampling from one full-data fit (arviz-stats)."""
     from arviz_stats.base import array_stats
 
-    from foldwise.fit import evaluate_rows
+    from foldwise.evaluate import rows_at
 
     found, began, beyond = Found(np.arange(len(subject.folds))), time.perf_counter(), []
     for k, (label, model) in enumerate(subject.models.items()):
         fit = fw.fit(model, seed=100 * seed + k, progress=False)
-        rows = np.concatenate([part for _, part in evaluate_rows(model, fit.flat)])
+        rows = np.concatenate([part for _, part in rows_at(model, fit.flat)])
         scores, errors = [], []
         for fold in range(len(subject.folds)):
             train = subject.folds.train_mask(np.array([fold]))[0]

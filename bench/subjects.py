@@ -187,7 +187,7 @@ def air_subject():
         with pm.Model() as model:
             train = pm.Data("train", np.ones(len(y)))
             rho = 2.0 * pm.Beta("half", 5, 5, shape=past.shape[1]) - 1.0
-            effect = pm.Normal("effect", 0, 1, shape=season.max() + 1)
+            effect = pm.Normal("effect", 0, 1, shape=int(season.max()) + 1)
             sigma = pm.HalfNormal("sigma", 1)
             mean = pm.math.dot(past, rho) + effect[season]
             rows = pm.logp(pm.Normal.dist(mean, sigma), rates)

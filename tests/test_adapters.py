@@ -21,8 +21,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
 import foldwise as fw
-
-fitting = importlib.import_module("foldwise.fit")  # not the function of that name
+from foldwise import crossval
 
 SHORT = {"chains": 4, "draws": 300, "warmup": 300, "progress": False}
 pytestmark = [
@@ -239,9 +238,11 @@ def test_a_finished_numpyro_fit_is_used(mcmc, seed):
     a, s = np.moveaxis(fit.positions, 2, 0)
     np.testing.assert_allclose(a, samples["a"], rtol=1e-6)
     np.testing.assert_allclose(np.exp(s), samples["s"], rtol=1e-5)
-    with mock.patch.object(fitting, "_run_nuts", side_effect=AssertionError("refitted")) as nuts:
+    with mock.patch.object(
+        crossval, "full_data_fit", side_effect=AssertionError("refitted")
+    ) as made:
         found = fw.cross_validate(model, fw.k_fold(trios.N, 3), fit, seed=seed, progress=False)
-    assert nuts.call_count == 0 and found.info["fit_seed"] == fit.seed
+    assert made.call_count == 0 and found.info["fit_seed"] == fit.seed
     assert fw.Fit.from_numpyro(model, mcmc).seed == fit.seed
 
 
@@ -261,9 +262,11 @@ def test_a_finished_nutpie_fit_is_used(trio, seed):
     names = list(three.pymc._template)
     assert names == ["a", "b", "s_log__"] and fit.positions.shape == (2, 300, 4)
     np.testing.assert_allclose(np.exp(fit.positions[..., 3]), trace.posterior["s"], rtol=1e-10)
-    with mock.patch.object(fitting, "_run_nuts", side_effect=AssertionError("refitted")) as nuts:
+    with mock.patch.object(
+        crossval, "full_data_fit", side_effect=AssertionError("refitted")
+    ) as made:
         fw.cross_validate(three.pymc, fw.k_fold(trios.N, 3), fit, seed=seed, progress=False)
-    assert nuts.call_count == 0
+    assert made.call_count == 0
 
 
 def test_draws_of_a_plain_model_by_name(seed):

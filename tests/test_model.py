@@ -1,13 +1,10 @@
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import foldwise as fw
-
-fitting = importlib.import_module("foldwise.fit")  # not the function of that name
+from foldwise.evaluate import rows_at
 
 Y = np.array([0.5, -1.0, 2.0, 0.1])
 
@@ -126,7 +123,7 @@ def test_models_that_were_used_in_single_precision():
         assert first(jnp.ones(3)).dtype == jnp.float32
     model = fw.Model(lambda q: -0.5 * jnp.sum(q**2), log_likelihood, np.zeros(3), 30)
     result = fw.cross_validate(model, fw.leave_one_out(30)[:4], seed=1, progress=False)
-    rows = next(fitting.evaluate_rows(model, result.run.fit.flat[:1]))[1][0]
+    rows = next(rows_at(model, result.run.fit.flat[:1]))[1][0]
     exact = -0.5 * (y - x * result.run.fit.flat[0][group]) ** 2
     np.testing.assert_allclose(rows, exact, rtol=1e-12)
     with jax.enable_x64(False):

@@ -16,6 +16,7 @@ from foldwise import scores as scoring
 from foldwise.accumulators import GRID, RunningSums
 from foldwise.checks import check_count, check_name, resolve_seed
 from foldwise.diagnostics import batch_means_variance
+from foldwise.evaluate import gradients_program, rows_program
 from foldwise.evidence import Evidence
 from foldwise.family import ModelFamily
 from foldwise.fit import Fit, check_draws, full_data_fit
@@ -42,7 +43,6 @@ from foldwise.scores import bridge_guess, estimate, total_slope
 from foldwise.tuning import (
     FullData,
     Locals,
-    compile_ahead,
     first_metrics,
     fold_metrics_fit,
     full_data,
@@ -274,17 +274,15 @@ def cross_validate(
             memory,
             precision,
         )
-        candidate.check()
+        candidate.check_shapes()
         scoring.check_scores(names, candidate, folds, memory)
         scoring.check_keep(kept, candidate, memory)
+    _compile_ahead(models, folds, names, kept, estimator, chains, precision)
     fits = []
-
-    def meanwhile() -> None:
-        _compile_ahead(models, folds, names, kept, estimator, chains, precision)
-
     for candidate, own_seed in zip(models, seeds, strict=True):
+        candidate.check_values()
         if fit is None:
-            fits.append(full_data_fit(candidate, 4, 1000, 1000, own_seed, progress, meanwhile))
+            fits.append(full_data_fit(candidate, own_seed, progress))
         else:
             fit.check(candidate)
             fits.append(fit)
@@ -461,9 +459,10 @@ def _compile_ahead(
     chains: int,
     precision: str,
 ) -> None:
-    """Begin to compile what the folds will need, where their fit does not decide its shape."""
+    """Begin to compile what will be needed, where the full-data fit does not decide its shape."""
     model = models[0]
-    compile_ahead(model)
+    gradients_program(model)
+    rows_program(model)
     by_class = any(find_rule(name).discrete for name in scores)
     if by_class or not fold_metrics_fit(model, folds):
         return

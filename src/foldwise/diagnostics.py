@@ -258,3 +258,13 @@ def advice(status: np.ndarray, names: np.ndarray) -> list[str]:
             more = f" and {where.size - 5} more" if where.size > 5 else ""
             lines.append(f"{kind}: {where.size} of {status.size} folds ({shown}{more}); {text}")
     return lines
+
+
+def by_parameter(
+    name: str, positions: Float[np.ndarray, "chain draw d"]
+) -> Float[np.ndarray, " d"]:
+    """A diagnostic of arviz-stats, ``"rhat"`` or ``"ess"``, of every parameter."""
+    from arviz_stats.base import array_stats
+
+    function = getattr(array_stats, name)
+    return np.asarray(function(positions, chain_axis=0, draw_axis=1))

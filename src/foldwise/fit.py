@@ -1,34 +1,28 @@
-"""The full-data fit: where the folds' starting points and tuning come from.
-
-NUTS with Stan's window adaptation, from BlackJAX. Warm-up and sampling are one compiled program
-that runs the chains side by side on all cores, a segment of iterations at a time.
-"""
+"""The full-data fit: where the folds' starting points and tuning come from."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float
 
 from foldwise.checks import check_count, resolve_seed
+from foldwise.diagnostics import by_parameter
+from foldwise.evaluate import rows_at
 from foldwise.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.model import Model
+from foldwise.nuts import draw_nuts
+from foldwise.pooled import Draws, draw_pooled, suits
 from foldwise.progress import Progress
-from foldwise.runtime import compiled, import_meanwhile, lanes, precision_context
+from foldwise.runtime import import_meanwhile, precision_context
 
-_SEGMENT = 100
-# A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
-# which costs more than it saves beyond a few parameters.
-_DENSE_DIMENSION = 20
 # Vehtari et al. (2021): chains of one posterior should agree this well.
 RHAT_LIMIT = 1.01
 # Too few effective draws leave the covariance, and the full-data side of the bridge, to chance.
@@ -121,12 +115,12 @@ class Fit:
     @cached_property
     def rhat(self) -> Float[np.ndarray, " d"]:
         """Rank-normalised split R-hat of each parameter (arviz-stats)."""
-        return _by_parameter("rhat", self.positions)
+        return by_parameter("rhat", self.positions)
 
     @cached_property
     def ess(self) -> Float[np.ndarray, " d"]:
         """Bulk effective sample size of each parameter (arviz-stats)."""
-        return _by_parameter("ess", self.positions)
+        return by_parameter("ess", self.positions)
 
     @cached_property
     def covariance(self) -> Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]:
@@ -168,6 +162,12 @@ class Fit:
         if self.divergences:
             found.append(f"{self.divergences} divergent transitions")
         return found
+
+    def warn(self, what: str = "full-data fit", stacklevel: int = 2) -> None:
+        """Warn of what is wrong with the fit."""
+        if found := self.problems():
+            message = f"{what} of {self.name or 'model'}: {'; '.join(found)}"
+            warnings.warn(message, FitWarning, stacklevel=stacklevel)
 
     def __repr__(self) -> str:
         chains, draws, d = self.positions.shape
@@ -246,9 +246,7 @@ def _fit_from_draws(model: Model, draws: dict[str, np.ndarray], divergences: int
             "the model's log prior must be finite at the draws, but at the first it is "
             f"{result.fingerprint[0]}; pass draws of this model"
         )
-    if result.problems():
-        message = f"draws of {model.name or 'model'}: {'; '.join(result.problems())}"
-        warnings.warn(message, FitWarning, stacklevel=3)
+    result.warn("draws", stacklevel=4)
     return result
 
 
@@ -261,7 +259,7 @@ def check_draws(model: Model, fit: Fit, ends: Float[np.ndarray, "chain d"]) -> N
     """
     some = fit.flat[np.linspace(0, len(fit.flat) - 1, 400).astype(int)]
     before, after = (
-        np.concatenate([prior + rows.sum(axis=1) for prior, rows in evaluate_rows(model, part)])
+        np.concatenate([prior + rows.sum(axis=1) for prior, rows in rows_at(model, part)])
         for part in (some, ends)
     )
     drift = (after.mean() - before.mean()) / (before.std() * np.sqrt(2.0 / len(ends)))
@@ -286,25 +284,6 @@ def _parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
             "unconstrain"
         )
     return {str(name): tuple(np.shape(part)) for name, part in shapes.items()}
-
-
-class _Chain(NamedTuple):
-    """One NUTS chain and its adaptation."""
-
-    key: UInt32[Any, " 2"]
-    nuts: Any
-    step_size: Any
-    mass: Any
-
-
-class _Schedule(NamedTuple):
-    """What the iterations of one segment do."""
-
-    slow: Bool[Any, " draw"]
-    window_end: Bool[Any, " draw"]
-    adapting: Bool[Any, " draw"]
-    first: Int[Any, ""]
-    draws: Int[Any, ""]
 
 
 def fit(
@@ -336,38 +315,45 @@ def fit(
     progress
         Whether to show a progress bar.
     """
-    return full_data_fit(model, chains, draws, warmup, seed, progress)
-
-
-def full_data_fit(
-    model: Model,
-    chains: int,
-    draws: int,
-    warmup: int,
-    seed: int | None,
-    progress: bool,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Fit:
-    """What :func:`fit` does; its warning points at the caller of the function that calls it.
-
-    ``meanwhile()`` is called while the fit's program compiles.
-    """
-    import_meanwhile("arviz_stats.base", "xarray")
     check_count("chains", chains, 2)
     check_count("draws", draws, 100)
     check_count("warmup", warmup, 100)
     model.check()
-    seed = resolve_seed(seed)
+    import_meanwhile("arviz_stats.base", "xarray")
+    seed, began = resolve_seed(seed), time.perf_counter()
+    with Progress(progress) as bar:
+        run = draw_nuts(model, chains, draws, warmup, seed, bar)
+    result = _made(model, run, seed, began)
+    result.warn(stacklevel=3)
+    return result
+
+
+def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
+    """The fit of a checked model that cross-validation starts from, 4,000 draws.
+
+    Small models are tried with many short chains first, which compile in no time. Where these do
+    not converge NUTS is next.
+    """
+    import_meanwhile("arviz_stats.base", "xarray")
     began = time.perf_counter()
     with Progress(progress) as bar:
-        run = _run_nuts(model, chains, draws, warmup, seed, bar, meanwhile)
+        for run in draw_pooled(model, seed, bar) if suits(model) else ():
+            result = _made(model, run, seed, began)
+            if not result.problems():
+                return result
+        result = _made(model, draw_nuts(model, 4, 1000, 1000, seed, bar), seed, began)
+    result.warn(stacklevel=3)
+    return result
+
+
+def _made(model: Model, run: Draws, seed: int, began: float) -> Fit:
     positions, step_size, divergences, gradients = run
     if not np.isfinite(positions).all():
         raise FloatingPointError(
             "the full-data fit gave draws that are not finite; check the model's log density "
             "for overflow, and its init"
         )
-    result = Fit(
+    return Fit(
         positions,
         _fingerprint(model, positions[0, 0]),
         step_size,
@@ -377,199 +363,8 @@ def full_data_fit(
         model.name,
         gradients,
     )
-    if result.problems():
-        message = f"full-data fit of {model.name or 'model'}: {'; '.join(result.problems())}"
-        warnings.warn(message, FitWarning, stacklevel=3)
-    return result
-
-
-def _run_nuts(
-    model: Model,
-    chains: int,
-    draws: int,
-    warmup: int,
-    seed: int,
-    bar: Progress,
-    meanwhile: Callable[[], None],
-) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Positions (chain, draw, d), step size by chain, divergences after warm-up, gradients."""
-    from blackjax.adaptation.window_adaptation import build_schedule
-
-    bar.start(f"compiling the full-data fit{_of(model)}")
-
-    def segment(states: Any, schedule: Any) -> Any:
-        return _nuts_segment(model, states, schedule)
-
-    states = _first_states(model, -(-chains // lanes()) * lanes(), seed)
-    table = np.zeros((warmup + draws, 2), int)
-    table[:warmup] = np.asarray(build_schedule(warmup))
-    program = compiled(model, segment, states, _schedule(table, 0, warmup))
-    meanwhile()
-    program.ready()
-
-    bar.start(f"full-data fit{_of(model)}", warmup + draws)
-    kept, divergences, gradients = [], 0, 0
-    for first in range(0, warmup + draws, _SEGMENT):
-        states, positions, divergent, steps = program(states, _schedule(table, first, warmup))
-        sampled = np.arange(first, min(first + _SEGMENT, warmup + draws)) >= warmup
-        kept.append(positions[:chains, : len(sampled)][:, sampled])
-        divergences += int(divergent[:chains, : len(sampled)][:, sampled].sum())
-        gradients += int(steps[:chains].sum())
-        bar.advance(len(sampled))
-    step_size = np.exp(states.step_size.log_step_size_avg[:chains])
-    return np.concatenate(kept, axis=1), step_size, divergences, gradients
-
-
-def _of(model: Model) -> str:
-    return f" of {model.name}" if model.name else ""
-
-
-def _schedule(table: np.ndarray, first: int, warmup: int) -> _Schedule:
-    part = np.zeros((_SEGMENT, 2), int)
-    rows = table[first : first + _SEGMENT]
-    part[: len(rows)] = rows
-    adapting = np.arange(first, first + _SEGMENT) < warmup
-    numbers = np.int32(first), np.int32(len(rows))
-    return _Schedule(part[:, 0] == 1, part[:, 1] == 1, adapting, *numbers)
-
-
-def _adaptation(model: Model) -> tuple[Any, Any]:
-    """Adaptation of the step size, and of a mass matrix that is dense in few dimensions."""
-    from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
-    from blackjax.adaptation.step_size import dual_averaging_adaptation
-
-    diagonal = model.dimension > _DENSE_DIMENSION
-    return dual_averaging_adaptation(0.8), mass_matrix_adaptation(diagonal)
-
-
-def _log_density(model: Model) -> Callable[[Array], Array]:
-    return lambda q: model.flat_log_prior(q) + model.flat_log_likelihood(q).sum()
-
-
-def _first_states(model: Model, chains: int, seed: int) -> _Chain:
-    """Every chain at its start, from what is compiled already: JAX would compile for it."""
-    from blackjax.mcmc.hmc import HMCState
-
-    step, mass = _adaptation(model)
-    words = [np.random.SeedSequence([seed, 7, k]).generate_state(4) for k in range(chains)]
-    keys = np.stack(words).astype(np.uint32)
-    with precision_context("float64"):
-        starts = [model.initial(jax.random.wrap_key_data(key)) for key in keys[:, :2]]
-        # BlackJAX starts from weakly typed numbers; a state that is saved and restored is not
-        typed = jax.jit(
-            lambda: jax.tree.map(jnp.asarray, (step[0](1.0), mass[0](model.dimension)))
-        )()
-    position = np.stack([np.asarray(start, float) for start in starts])
-    prior, rows, gradient = model.evaluate(position)
-    adaptation = jax.tree.map(lambda a: np.stack([np.asarray(a)] * chains), typed)
-    state = HMCState(position, prior + rows.sum(axis=1), gradient)
-    return _Chain(keys[:, 2:], state, *adaptation)
-
-
-def _nuts_segment(
-    model: Model, chains: _Chain, schedule: _Schedule
-) -> tuple[_Chain, Array, Array, Array]:
-    """Run each chain of a lane in turn: NUTS in lock-step would wait for the longest tree."""
-    from blackjax.mcmc import nuts
-
-    kernel = nuts.build_kernel()
-    density = _log_density(model)
-    step, mass = _adaptation(model)
-
-    def iterate(i: Array, carry: tuple[_Chain, Array, Array, Array]) -> tuple[Any, ...]:
-        chain, positions, divergent, steps = carry
-        now = jax.random.fold_in(jax.random.wrap_key_data(chain.key), schedule.first + i)
-        adapting = schedule.adapting[i]
-        log_step = jnp.where(
-            adapting, chain.step_size.log_step_size, chain.step_size.log_step_size_avg
-        )
-        state, info = kernel(
-            now, chain.nuts, density, jnp.exp(log_step), chain.mass.inverse_mass_matrix
-        )
-        adapted = _adapt_chain(chain, state, info, schedule, i, step, mass)
-        chain = chain._replace(nuts=state, step_size=adapted[0], mass=adapted[1])
-        positions = positions.at[i].set(state.position)
-        divergent = divergent.at[i].set(info.is_divergent)
-        return chain, positions, divergent, steps + info.num_integration_steps
-
-    def run(chain: _Chain) -> tuple[Any, ...]:
-        positions = jnp.zeros((_SEGMENT, model.dimension))
-        divergent = jnp.zeros(_SEGMENT, bool)
-        start = (chain, positions, divergent, jnp.int32(0))
-        return jax.lax.fori_loop(0, schedule.draws, iterate, start)
-
-    return jax.lax.map(run, chains)
-
-
-def _adapt_chain(
-    chain: _Chain, state: Any, info: Any, schedule: _Schedule, i: Array, step: Any, mass: Any
-) -> tuple[Any, Any]:
-    """Stan's windows: the step size always adapts, the mass matrix in slow windows."""
-
-    def where(condition: Array, new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
-
-    new_step = where(
-        schedule.adapting[i], step[1](chain.step_size, info.acceptance_rate), chain.step_size
-    )
-    new_mass = where(schedule.slow[i], mass[1](chain.mass, state.position), chain.mass)
-    end = schedule.window_end[i]
-    return where(end, step[0](step[2](new_step)), new_step), where(end, mass[2](new_mass), new_mass)
 
 
 def _fingerprint(model: Model, flat: Float[np.ndarray, " d"]) -> tuple[float, float]:
-    prior, rows, _ = model.evaluate(flat[None])
+    prior, rows = next(rows_at(model, flat[None]))
     return float(prior[0]), float(rows[0].sum())
-
-
-def evaluate_rows(
-    model: Model, flat: Float[np.ndarray, "draw d"]
-) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
-    """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
-    return _in_batches(*rows_program(model), flat)
-
-
-def rows_program(model: Model) -> tuple[Any, int]:
-    """The program of :func:`evaluate_rows`, and the size of its batches."""
-
-    def prior_and_rows(q: Array) -> tuple[Array, Array]:
-        return model.flat_log_prior(q), model.flat_log_likelihood(q)
-
-    return _batch_program(model, prior_and_rows)
-
-
-def evaluate_derivatives(
-    model: Model, flat: Float[np.ndarray, "draw d"]
-) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
-    """First and second derivatives of row log densities by the observed values, likewise."""
-    return _in_batches(*_batch_program(model, model.flat_derivatives), flat)
-
-
-def _batch_program(
-    model: Model, function: Callable[[Array], tuple[Array, Array]]
-) -> tuple[Any, int]:
-    """``function`` at flat positions, in batches of about 32 MB of row values a lane."""
-
-    def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, Array]:
-        return jax.lax.map(function, draws, batch_size=8)
-
-    batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
-    shape = np.zeros((batch, model.dimension))
-    return compiled(model, evaluate, shape, (), "float64", function.__name__), batch
-
-
-def _in_batches(
-    program: Any, batch: int, flat: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for first in range(0, len(flat), batch):
-        part = flat[first : first + batch]
-        padded = np.resize(part, (batch, part.shape[1]))
-        one, two = program(padded, ())
-        yield one[: len(part)], two[: len(part)]
-
-
-def _by_parameter(name: str, positions: np.ndarray) -> np.ndarray:
-    from arviz_stats.base import array_stats
-
-    function = getattr(array_stats, name)
-    return np.asarray(function(positions, chain_axis=0, draw_axis=1))

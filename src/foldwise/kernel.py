@@ -8,13 +8,15 @@ metrics belong to the fold.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from foldwise.metric import Metric, momentum, noise_size, velocity
+from foldwise.metric import Metric, PlainMetric, momentum, noise_size, velocity
 
 TARGET_ACCEPTANCE = 0.8
 # An energy error beyond this is a divergence, as in Stan and BlackJAX.
@@ -80,8 +82,12 @@ def hmc_step(
     step = jnp.where(refresh, 0.0, jnp.exp(log_step))
 
     start = momentum(metric, noise)
-    end, position, log_density, gradient, scores = _leapfrog(
-        state, start, step, jnp.where(refresh, 1, n_steps), density, metric
+    end, position, log_density, gradient, scores = leapfrog(
+        (start, state.position, state.log_density, state.gradient, state.scores),
+        step,
+        jnp.where(refresh, 1, n_steps),
+        density,
+        metric,
     )
     energy_error = log_density - _kinetic(metric, end) - state.log_density + _kinetic(metric, start)
     energy_error = jnp.where(jnp.isnan(energy_error), -jnp.inf, energy_error)
@@ -110,14 +116,15 @@ def _randomness(
 ) -> tuple[Float[Array, "fold chain size"], Float[Array, "fold chain"]]:
     """Standard normal noise and the log of a uniform number for each chain.
 
-    All from one call of the generator, which is a good part of the program to compile.
+    JAX's Threefry is a counter-based generator: under the chain's key it turns each pair of
+    numbers, here the iteration and a running number, into two random words. One call of it, since
+    it is a good part of the program to compile.
     """
-
-    def of_chain(key: Array) -> Array:
-        now = jax.random.fold_in(jax.random.wrap_key_data(key), iteration)
-        return jax.random.bits(now, (size + 1,), jnp.uint32)
-
-    bits = jax.vmap(jax.vmap(of_chain))(keys)
+    pairs = -(-(size + 1) // 2)
+    running = jnp.arange(pairs, dtype=jnp.uint32)
+    counter = jnp.concatenate([jnp.full(pairs, iteration).astype(jnp.uint32), running])
+    of_chain = partial(threefry_2x32, count=counter)
+    bits = jax.vmap(jax.vmap(of_chain))(keys)[..., : size + 1]
     # 32 bits reach 6.2 standard deviations; rounding must not reach an infinite normal
     edge = 1.0 - jnp.finfo(float).eps
     symmetric = jnp.clip((bits.astype(float) + 0.5) * 2.0**-31 - 1.0, -edge, edge)
@@ -125,12 +132,17 @@ def _randomness(
     return noise, jnp.log(0.5 * (1.0 + symmetric[..., -1]))
 
 
-def _leapfrog(
-    state: ChainState, start: Array, step: Array, n_steps: Array, density: Density, metric: Metric
-) -> tuple[Array, Array, Array, Array, Array]:
+def leapfrog(
+    start: tuple[Array, ...],
+    step: Array,
+    n_steps: Array,
+    density: Density,
+    metric: Metric | PlainMetric,
+) -> tuple[Array, ...]:
     """Follow every chain for ``n_steps`` steps of the velocity Verlet integrator.
 
-    A fold that is done while others go on waits: it takes steps of length zero.
+    ``start`` and what is returned are momentum, position, log density, gradient and scores. A fold
+    that is done while others go on waits: it takes steps of length zero.
     """
 
     def body(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -141,8 +153,7 @@ def _leapfrog(
         log_density, gradient, scores = density(q)
         return p + 0.5 * now * gradient, q, log_density, gradient, scores
 
-    carry = (start, state.position, state.log_density, state.gradient, state.scores)
-    return jax.lax.fori_loop(0, n_steps.max(), body, carry)
+    return jax.lax.fori_loop(0, n_steps.max(), body, start)
 
 
 def _kinetic(metric: Metric, p: Array) -> Array:

@@ -14,7 +14,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float
 
-from foldwise.runtime import compiled, forget_constants, lanes, precision_context
+from foldwise.evaluate import gradients, rows_at
+from foldwise.runtime import forget_constants, precision_context
 
 Position = Any  # any pytree of arrays
 
@@ -103,6 +104,11 @@ class Model:
             raise TypeError(
                 f"log_likelihood must be a function of a position, got {self.log_likelihood!r}"
             )
+
+    @property
+    def label(self) -> str:
+        """What follows "fit" or "folds" in messages: " of " and the name, if there is one."""
+        return f" of {self.name}" if self.name else ""
 
     @contextmanager
     def selected(self, selection: Any) -> Iterator[None]:
@@ -195,6 +201,11 @@ class Model:
 
     def check(self) -> None:
         """Evaluate the model at its starting point; raise an error that says what is wrong."""
+        self.check_shapes()
+        self.check_values()
+
+    def check_shapes(self) -> None:
+        """Raise unless the log prior is a number and the log likelihood one for each row."""
         with precision_context("float64"):
             flat = jnp.asarray(self.flatten(self._template))
             if self._has_single_constants(flat):
@@ -208,7 +219,6 @@ class Model:
             rows = jax.eval_shape(self.flat_log_likelihood, flat)
             if rows.shape != (self.n_obs,):
                 raise ValueError(_row_shape_message(rows.shape, self.n_obs))
-            self._check_finite(flat)
 
     def check_simulate(self) -> None:
         """Raise unless ``simulate`` gives one number for every row, as ``y`` has."""
@@ -308,30 +318,12 @@ class Model:
                 return True
         return False
 
-    def evaluate(self, flat: Float[np.ndarray, "point d"]) -> tuple[np.ndarray, ...]:
-        """Log prior, row log likelihoods and gradient of the posterior's log density at points."""
-
-        def densities(points: Array, _: tuple[()]) -> tuple[Array, Array, Array]:
-            def density(q: Array) -> tuple[Array, tuple[Array, Array]]:
-                prior, rows = self.flat_log_prior(q), self.flat_log_likelihood(q)
-                return prior + rows.sum(), (prior, rows)
-
-            def at(q: Array) -> tuple[Array, Array, Array]:
-                (_, aux), gradient = jax.value_and_grad(density, has_aux=True)(q)
-                return *aux, gradient
-
-            return jax.lax.map(at, points)
-
-        found, size = [], lanes()
-        for first in range(0, len(flat), size):
-            part = flat[first : first + size]
-            padded = np.resize(part, (size, flat.shape[1]))
-            parts = compiled(self, densities, padded, ())(padded, ())
-            found.append([values[: len(part)] for values in parts])
-        return tuple(np.concatenate(values) for values in zip(*found, strict=True))
-
-    def _check_finite(self, flat: Float[Array, " d"]) -> None:
-        prior, rows, gradient = (part[0] for part in self.evaluate(np.asarray(flat)[None]))
+    def check_values(self) -> None:
+        """Raise unless densities and gradient at the starting point are what HMC can work with."""
+        with precision_context("float64"):
+            point = np.asarray(self.flatten(self._template))[None]
+        prior, rows = (part[0] for part in next(rows_at(self, point)))
+        gradient = gradients(self, point).gradient[0]
         if not np.isfinite(prior):
             raise ValueError(
                 f"log_prior must be finite at the starting position, but is {prior}; choose "

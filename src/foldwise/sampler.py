@@ -29,7 +29,7 @@ from foldwise.runtime import compiled, lanes
 SEGMENT = 50
 # A gradient is fastest while the row values of a chunk's chains stay in the cache of a core:
 # bench/engine.py prints its time in the chosen chunk and with all chains together.
-CHUNK_BYTES = 2**21
+CHUNK_BYTES = 2**20
 # On an accelerator a block is as large as this much memory for one array of row values.
 DEVICE_BYTES = 2**28
 # Chains of the full-data posterior, in folds, that tune the common step size.

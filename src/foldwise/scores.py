@@ -360,7 +360,7 @@ def full_curvature(
     evidence: Evidence, model: Model, full: FullData, own_draws: int
 ) -> FullCurvature:
     """The full-data draws' side of the Hyvarinen score."""
-    from foldwise.fit import evaluate_derivatives
+    from foldwise.evaluate import derivatives_at
 
     folds, count = evidence.folds, full.joint.shape[1]
     node = bridge_guess(full.joint, evidence.partner, own_draws)
@@ -374,7 +374,7 @@ def full_curvature(
     entries = concatenated_ranges(folds.test_start, served)
     rows, counts = folds.test_rows[entries], folds.n_test[served]
     done = 0
-    for d, dd in evaluate_derivatives(model, full.positions):
+    for d, dd in derivatives_at(model, full.positions):
         away = expit(node[served, None] - full.joint[served, done : done + len(d)])
         d, dd = d[:, rows].T, dd[:, rows].T
         values = partner_features(np.repeat(away, counts, axis=0), d, dd)
@@ -622,14 +622,17 @@ def _moved(
 def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
     """Of each test row, the predictive probability of a value below the observed one, and of that.
 
-    ``mcse`` is the Monte Carlo error of ``below`` plus half of ``equal``. None without predictive
-    draws.
+    ``mcse`` is the Monte Carlo error of ``below`` plus half of ``equal``, at least that of a
+    probability of half a draw in all n: where no draw fell on the other side, some might have.
+    None without predictive draws.
     """
     if BELOW.name not in evidence.contributions:
         return None
     sample = _sample(evidence, BELOW)
     _, influence = jackknife(sample, lambda means: means[..., 0] + 0.5 * means[..., 1])
     error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
+    n = evidence.chains * sample.draws
+    error = np.maximum(error, np.sqrt(0.5 / n * (1.0 - 0.5 / n) / n))
     return {"below": sample.mean[:, 0], "equal": sample.mean[:, 1], "mcse": error}
 
 

@@ -36,8 +36,9 @@ from jaxtyping import Float, Int
 from foldwise.accumulators import BlockSums, RunningSums
 from foldwise.crossval import Run, Settings
 from foldwise.diagnostics import Mixing, fold_status, series_variance
+from foldwise.evaluate import rows_at
 from foldwise.evidence import Evidence, FullCurvature
-from foldwise.fit import Fit, evaluate_rows
+from foldwise.fit import Fit
 from foldwise.folds import Folds
 from foldwise.kernel import StepSize
 from foldwise.ladder import Rung
@@ -596,7 +597,7 @@ def _check_model(
             "a saved result can only be extended with its own model, but this is another one: "
             f"{str(error).split(';')[0]}; {advice}"
         ) from error
-    rows = next(evaluate_rows(model, fit.positions[0, :1]))[1][0]
+    rows = next(rows_at(model, fit.positions[0, :1]))[1][0]
     now = np.add.reduceat(rows[folds.test_rows], folds.test_start[:-1])
     same_y = y is None or model.y is None or np.array_equal(np.asarray(model.y), y)
     if not same_y or not np.allclose(now, full[:, 0], rtol=1e-4, atol=1e-4):

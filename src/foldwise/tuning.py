@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from foldwise.fit import Fit, evaluate_rows, rows_program
+from foldwise.evaluate import gradients, rows_at
+from foldwise.fit import Fit
 from foldwise.folds import Folds
 from foldwise.metric import (
     FOLD_METRIC_DIMENSION,
@@ -71,7 +72,7 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
     held_out = joint if complete else np.empty_like(joint)
     log_sum = np.full(model.n_obs, -np.inf)
     done = 0
-    for _, rows in evaluate_rows(model, positions):
+    for _, rows in rows_at(model, positions):
         part = slice(done, done + len(rows))
         joint[:, part] = np.add.reduceat(rows[:, folds.test_rows], folds.test_start[:-1], axis=1).T
         if not complete:
@@ -249,64 +250,47 @@ def nothing_local(metric: SharedMetric, copies: int) -> SharedMetric:
     return metric._replace(folds=nothing)
 
 
-def _silent_program(model: Model, train: np.ndarray, points: np.ndarray) -> Any:
-    """Which coordinates have no gradient in the training rows of each fold."""
-
-    def silent(train: Bool[Array, "fold row"], points: Array) -> Array:
-        def of_fold(train: Array) -> Array:
-            def log_likelihood(q: Array) -> Array:
-                return jnp.where(train, model.flat_log_likelihood(q), 0.0).sum()
-
-            return jnp.all(jax.vmap(jax.grad(log_likelihood))(points) == 0.0, axis=0)
-
-        return jax.lax.map(of_fold, train)
-
-    return compiled(model, silent, train, points)
-
-
-def _curvature_program(model: Model, directions: np.ndarray, point: np.ndarray) -> Any:
-    """Curvature of the log prior along directions."""
-
-    def prior_curvature(directions: Array, point: Array) -> Array:
-        gradient = jax.grad(model.flat_log_prior)
-        second = lambda e: -jnp.vdot(e, jax.jvp(gradient, (point,), (e,))[1])  # noqa: E731, shorter so
-        return jax.lax.map(second, directions)
-
-    return compiled(model, prior_curvature, directions, point)
-
-
-def compile_ahead(model: Model) -> None:
-    """Begin to compile what :func:`local_coordinates` and :func:`full_data` will need."""
-    d, size = model.dimension, -(-_AT_ONCE // lanes()) * lanes()
-    rows_program(model)
-    _silent_program(model, np.zeros((size, model.n_obs), bool), np.zeros((_LOCAL_DRAWS, d)))
-    _curvature_program(model, _directions(d), np.zeros(d))
-
-
-def _directions(d: int) -> Float[np.ndarray, "direction d"]:
-    return np.resize(np.eye(d), (-(-d // lanes()) * lanes(), d))
-
-
 def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
     """Coordinates without training information by fold, and the curvature of the log prior.
 
-    A coordinate is local to a fold if the gradient of the training rows' log likelihood in it is
-    exactly zero at a few draws.
+    A coordinate is local to a fold if the training rows change nothing, not a bit, about the
+    gradient of the log density in it, at a few draws.
     """
     spread = np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)
-    points, size = fit.flat[spread], -(-_AT_ONCE // lanes()) * lanes()
-    found = []
+    points, found = fit.flat[spread], []
+    of_prior = gradients(model, points, _no_rows(model)).gradient
     for first in range(0, len(folds), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(folds)))
-        padded = np.resize(folds.train_mask(members), (size, folds.n))
-        found.append(_silent_program(model, padded, points)(padded, points)[: len(members)])
-    local = np.concatenate(found)
-    d, point = model.dimension, fit.central_draws(1)[0]
-    directions = _directions(d)
-    curvature = _curvature_program(model, directions, point)(directions, point)[:d]
+        train = np.repeat(folds.train_mask(members), _LOCAL_DRAWS, axis=0)
+        gradient = gradients(model, np.tile(points, (len(members), 1)), train).gradient
+        by_fold = gradient.reshape(len(members), *points.shape)
+        found.append(np.all(by_fold == of_prior, axis=1))
+    curvature = _prior_curvature(model, fit)
     positive = np.isfinite(curvature) & (curvature > 0)
     # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
-    return Locals(local & positive, np.where(positive, curvature, 1.0))
+    return Locals(np.concatenate(found) & positive, np.where(positive, curvature, 1.0))
+
+
+def _no_rows(model: Model) -> Bool[np.ndarray, "1 row"]:
+    return np.zeros((1, model.n_obs), bool)
+
+
+def _prior_curvature(model: Model, fit: Fit) -> Float[np.ndarray, " d"]:
+    """Curvature of the log prior in every coordinate, near the posterior mean.
+
+    Central differences of its gradient, (g_i(q - h e_i) - g_i(q + h e_i)) / (2 h) with h a
+    thousandth of the posterior sd: a scale for HMC, which needs no more digits. Zero where the
+    difference is no more than rounding.
+    """
+    d, point = model.dimension, fit.central_draws(1)[0]
+    spread = np.maximum(1e-3 * fit.flat.std(axis=0), 1e-10 * np.abs(point))
+    either = np.concatenate([point - np.diag(spread), point + np.diag(spread)])
+    slope = gradients(model, either, _no_rows(model)).gradient.reshape(2, d, d)
+    before, after = np.diagonal(slope[0]), np.diagonal(slope[1])
+    change = before - after
+    noise = 1e-10 * (np.abs(before) + np.abs(after))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.abs(change) > noise, change / (2.0 * spread), 0.0)
 
 
 def _batched(model: Model, function: Any, sharded: Any, shared: Any) -> np.ndarray:
