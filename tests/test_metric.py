@@ -44,7 +44,7 @@ LOCAL = np.array([[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [1, 0, 0, 1, 0]], bool)
 def test_shared_metric_momenta_fit_velocities(rng, dense, fold):
     S = random_covariance(rng, 5)
     curvature = np.array([0.5, 2.0, 1.0, 3.0, 1.0])
-    metric = shared_metric(S if dense else np.diag(S), LOCAL, curvature)
+    metric = shared_metric(S if dense else np.diag(S), LOCAL, curvature, least_stretch=1.0)
     inverse = inverse_mass_matrix(metric, fold, 3, 5)
     np.testing.assert_allclose(mass_matrix(metric, fold, 3, 5) @ inverse, np.eye(5), atol=1e-9)
     expected = S.copy() if dense else np.diag(np.diag(S))
@@ -52,6 +52,21 @@ def test_shared_metric_momenta_fit_velocities(rng, dense, fold):
     expected[own], expected[:, own] = 0.0, 0.0
     expected[own, own] = 1.0 / curvature[own]
     np.testing.assert_allclose(inverse, expected, atol=1e-9)
+
+
+def test_shared_metric_keeps_what_stretches(rng):
+    """Correlations of one direction, and noise around it: the direction remains, and all scales."""
+    d = 40
+    direction = rng.choice([-1.0, 1.0], d) / np.sqrt(d)
+    noise = rng.normal(size=(d, d)) * 0.01
+    S = np.eye(d) + 9.0 * np.outer(direction, direction) + noise + noise.T
+    metric = shared_metric(S, np.zeros((1, d), bool), np.ones(d))
+    assert metric.directions.shape == (d, 1) and 5.0 < metric.stretch[0] < 15.0
+    inverse = inverse_mass_matrix(metric, 0, 1, d)
+    np.testing.assert_allclose(mass_matrix(metric, 0, 1, d) @ inverse, np.eye(d), atol=1e-9)
+    relative = np.linalg.eigvals(np.linalg.solve(S, inverse)).real
+    assert relative.min() > 0.6 and relative.max() < 1.6
+    np.testing.assert_allclose(np.diag(inverse), np.diag(S), rtol=0.35)
 
 
 def check_momenta(metric, folds, d):
@@ -74,7 +89,7 @@ def test_near_metric_sets_local_coordinates_apart(rng):
     S = random_covariance(rng, 5)
     curvature = np.broadcast_to(np.array([0.5, 2.0, 1.0, 3.0, 1.0]), (3, 5))
     metric = near_metric(S, LOCAL, curvature)
-    shared = shared_metric(S, LOCAL, curvature[0])
+    shared = shared_metric(S, LOCAL, curvature[0], least_stretch=1.0)
     for fold in range(3):
         np.testing.assert_allclose(
             metric.covariance[fold], inverse_mass_matrix(shared, fold, 3, 5), atol=1e-9

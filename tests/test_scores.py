@@ -162,8 +162,12 @@ def test_student_t(seed):
     }
     found = check(model, tuple(exact), exact, seed)
     expected = np.array([np.interp(v, x, f) for v, f in zip(y, below, strict=True)])
-    error = found.pit().values - expected
-    assert (np.abs(error) < 4.5 * found.calibration["mcse"].values + 1e-3).all()
+    error, draws = found.pit().values - expected, found.info["chains"] * found.info["draws"]
+    # beyond an outlier there may be no draw at all: its error is that of a rare event
+    rare = np.sqrt(expected * (1.0 - expected) / draws)
+    mcse = found.calibration["mcse"].values
+    assert (mcse >= 1.0 / draws).all()
+    assert (np.abs(error) < 4.5 * np.maximum(mcse, rare) + 1e-3).all()
 
 
 def poisson(dtype=int):

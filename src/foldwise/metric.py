@@ -23,6 +23,9 @@ from jaxtyping import Array, Bool, Float, Int
 FOLD_METRIC_DIMENSION = 100
 # Beyond this a dense matrix times a vector costs more than most gradients.
 DENSE_DIMENSION = 500
+# Principal directions of the correlations enter the shared metric from this factor on, as in
+# nutpie's low-rank metric.
+LEAST_STRETCH = 2.0
 # Curvatures of a fold relative to the full data's precision are kept in this range. A direction
 # that the training rows leave free may be 1,000 times wider (in sd) than under the full data.
 _RELATIVE_CURVATURE = (1e-6, 1e2)
@@ -52,12 +55,13 @@ class LocalCoordinates(NamedTuple):
 class SharedMetric(NamedTuple):
     """One covariance for all folds, except in each fold's local coordinates.
 
-    ``covariance`` and ``factor``, with factor factor' = covariance^-1, are (d, d), or (d,) when
-    diagonal.
+    It is D (1 + V (L - 1) V') D: D diagonal (``scale``), V some orthonormal columns
+    (``directions``, none of them in many dimensions), L diagonal (``stretch``).
     """
 
-    covariance: Float[Any, "d d"]
-    factor: Float[Any, "d d"]
+    scale: Float[Any, " d"]
+    directions: Float[Any, "d r"]
+    stretch: Float[Any, " r"]
     folds: LocalCoordinates
 
 
@@ -79,7 +83,8 @@ def velocity(
     if isinstance(metric, PlainMetric):
         return _times(metric.covariance, p)
     local = metric.folds.local[:, None, :]
-    rest = _times(metric.covariance, jnp.where(local, 0.0, p))
+    rest = metric.scale * jnp.where(local, 0.0, p)
+    rest = metric.scale * _stretched(metric.directions, metric.stretch, rest)
     return jnp.where(local, p / metric.folds.curvature[:, None, :], rest)
 
 
@@ -93,7 +98,7 @@ def momentum(metric: Metric, noise: Float[Array, "fold chain m"]) -> Float[Array
         return jnp.einsum("kde,kle->kld", metric.factor, noise)
     local, curvature, listed, regression = metric.folds
     d = local.shape[-1]
-    p = _times(metric.factor, noise[..., :d])
+    p = _stretched(metric.directions, metric.stretch**-0.5, noise[..., :d]) / metric.scale
     p_local = jnp.take_along_axis(p, listed[:, None, :], axis=-1)
     p = p - jnp.einsum("kda,kla->kld", regression, p_local)
     own = jnp.sqrt(curvature)[:, None, :] * noise[..., -d:]
@@ -109,6 +114,11 @@ def noise_size(metric: Metric) -> int:
         return metric.covariance.shape[-1]
     d, listed = metric.folds.regression.shape[1:]
     return 2 * d if listed else d
+
+
+def _stretched(directions: Array, stretch: Array, vectors: Array) -> Array:
+    """Vectors times 1 + V (L - 1) V'."""
+    return vectors + ((vectors @ directions) * (stretch - 1.0)) @ directions.T
 
 
 def _times(matrix: Array, vectors: Array) -> Array:
@@ -205,25 +215,35 @@ def shared_metric(
     covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"],
     local: Bool[np.ndarray, "fold d"],
     prior_curvature: Float[np.ndarray, " d"],
+    least_stretch: float = LEAST_STRETCH,
 ) -> SharedMetric:
-    """The full-data covariance for every fold, except in each fold's local coordinates."""
+    """The full-data covariance for every fold, except in each fold's local coordinates.
+
+    Of the correlations only what stretches or squeezes by ``least_stretch`` is kept: the principal
+    directions of a hierarchical posterior that do so are few, and the rest is mostly noise of the
+    draws. A matrix of all correlations would be read from memory in every step.
+    """
     folds, d = local.shape
-    dense = covariance.ndim == 2
-    width = int(local.sum(axis=1).max()) if dense else 0
-    listed = np.zeros((folds, width), np.int32)
-    regression = np.zeros((folds, d, width))
-    if not dense:
-        factor = np.sqrt(1.0 / covariance)
+    if covariance.ndim == 1:
+        scale, directions, stretch = np.sqrt(covariance), np.zeros((d, 0)), np.zeros(0)
     else:
-        precision = np.linalg.inv(covariance)
-        factor = np.linalg.cholesky(precision)
+        scale = np.sqrt(np.diag(covariance))
+        stretch, directions = np.linalg.eigh(covariance / np.outer(scale, scale))
+        kept = np.abs(np.log(stretch)) >= np.log(least_stretch)
+        stretch, directions = stretch[kept], directions[:, kept]
+    width = int(local.sum(axis=1).max()) if stretch.size else 0
+    listed, regression = np.zeros((folds, width), np.int32), np.zeros((folds, d, width))
+    if width:
+        correlation = np.eye(d) + directions * (1.0 / stretch - 1.0) @ directions.T
+        precision = correlation / np.outer(scale, scale)
         for k in np.flatnonzero(local.any(axis=1)):
             own = np.flatnonzero(local[k])
             listed[k, : len(own)] = own
             inner = precision[np.ix_(own, own)]
             regression[k, :, : len(own)] = np.linalg.solve(inner, precision[own]).T
     curvature = np.where(local, prior_curvature, 1.0)
-    return SharedMetric(covariance, factor, LocalCoordinates(local, curvature, listed, regression))
+    parts = LocalCoordinates(local, curvature, listed, regression)
+    return SharedMetric(scale, directions, stretch, parts)
 
 
 def rung_curvature(

@@ -158,9 +158,9 @@ class Program:
         with precision_context(self.precision):
             return lowered.compile()
 
-    def ready(self) -> None:
-        """Wait until it is compiled."""
-        self._compiling.result()
+    def ready(self) -> Any:
+        """Wait until it is compiled, and return what runs on the devices."""
+        return self._compiling.result()
 
     def __call__(self, sharded: Any, shared: Any) -> Any:
         """Run all lanes and return their outputs as NumPy arrays."""
@@ -176,7 +176,7 @@ class Program:
 
     def _run(self, sharded: Any, shared: Any) -> Any:
         with precision_context(self.precision):
-            return jax.tree.map(np.asarray, self._compiling.result()(sharded, shared))
+            return jax.tree.map(np.asarray, self.ready()(sharded, shared))
 
 
 class _OfMember:

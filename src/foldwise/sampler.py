@@ -182,7 +182,7 @@ def advance(
     if isinstance(data.metric, FoldMetric):
         metric = data.metric
     else:
-        metric = SharedMetric(shared.metric[0], shared.metric[1], data.metric)
+        metric = SharedMetric(*shared.metric, data.metric)
     density = fold_density(model, data, emit.by_row)
 
     def extras_at(position: Array, iteration: Array) -> dict[str, Array]:
@@ -378,7 +378,7 @@ class Sampler:
             mine[members[which]] = new
 
     def _shared(self, first: int, draws: int) -> Shared:
-        metric = () if isinstance(self.metric, FoldMetric) else self.metric[:2]
+        metric = () if isinstance(self.metric, FoldMetric) else self.metric[:3]
         first, draws, warmup, half = np.array(
             [first, draws, self.warmup, self.warmup // 2], np.int32
         )

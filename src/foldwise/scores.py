@@ -622,17 +622,16 @@ def _moved(
 def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
     """Of each test row, the predictive probability of a value below the observed one, and of that.
 
-    ``mcse`` is the Monte Carlo error of ``below`` plus half of ``equal``, at least that of a
-    probability of half a draw in all n: where no draw fell on the other side, some might have.
-    None without predictive draws.
+    ``mcse`` is the Monte Carlo error of ``below`` plus half of ``equal``, at least 1 / n: where
+    none of n draws fell on the other side, that is the sd of the probability that one does, which
+    is uniform a priori (Laplace's rule of succession). None without predictive draws.
     """
     if BELOW.name not in evidence.contributions:
         return None
     sample = _sample(evidence, BELOW)
     _, influence = jackknife(sample, lambda means: means[..., 0] + 0.5 * means[..., 1])
     error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
-    n = evidence.chains * sample.draws
-    error = np.maximum(error, np.sqrt(0.5 / n * (1.0 - 0.5 / n) / n))
+    error = np.maximum(error, 1.0 / (evidence.chains * sample.draws))
     return {"below": sample.mean[:, 0], "equal": sample.mean[:, 1], "mcse": error}
 
 

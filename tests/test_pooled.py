@@ -1,0 +1,124 @@
+"""Full-data draws from many short chains: right where they are used, refused where they fail."""
+
+import importlib
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import foldwise as fw
+from foldwise import pooled
+
+fitting = importlib.import_module("foldwise.fit")  # not the function of that name
+
+
+def made(model, seed):
+    """The fit that cross-validation makes, and whether NUTS was needed."""
+    with mock.patch.object(fitting, "draw_nuts", wraps=fitting.draw_nuts) as nuts:
+        model.check()
+        fit = fitting.full_data_fit(model, seed, progress=False)
+    return fit, nuts.call_count == 1
+
+
+def posterior(problem):
+    precision = problem.X.T @ problem.X / problem.noise**2 + np.diag(1 / problem.prior**2)
+    covariance = np.linalg.inv(precision)
+    return covariance @ problem.X.T @ problem.y / problem.noise**2, covariance
+
+
+@pytest.mark.parametrize("name", ["normal_mean", "regression", "hierarchical", "autoregression"])
+def test_draws_have_the_posterior_mean_and_covariance(name, seed):
+    problem = getattr(problems, name)()
+    mean, covariance = posterior(problem)
+    model, z, spread = problem.model(), [], []
+    for k in range(6):
+        fit, by_nuts = made(model, 50 * seed + k)
+        assert not by_nuts and fit.positions.shape == (8, 500, len(mean)) and fit.gradients > 0
+        sd = np.sqrt(np.diag(covariance))
+        z.append((fit.flat.mean(axis=0) - mean) / sd * np.sqrt(fit.ess))
+        spread.append(fit.flat.var(axis=0) / sd**2)
+    # errors of the mean are what the effective sample size says, up to the noise of all of them
+    count = np.size(z)
+    assert np.abs(np.mean(np.square(z)) - 1.0) < 5.0 * np.sqrt(2.0 / count) + 0.2
+    assert np.abs(np.mean(spread, axis=0) - 1.0).max() < 0.12
+
+
+def scaled_model(scale):
+    """A normal posterior with sds from 1 to ``scale``, that starts at its edge."""
+    sd = np.geomspace(1.0, scale, 6)
+
+    def log_likelihood(x):
+        return jnp.repeat(-0.5 * (x / sd) ** 2, 2) / 2.0
+
+    return fw.Model(lambda x: 0.0 * x.sum(), log_likelihood, 3.0 * sd, 12, name="scaled"), sd
+
+
+def test_parameters_of_very_different_scales(seed):
+    model, sd = scaled_model(1e4)
+    fit, by_nuts = made(model, seed)
+    assert not by_nuts
+    np.testing.assert_allclose(fit.flat.std(axis=0), sd, rtol=0.1)
+    assert np.all(np.abs(fit.flat.mean(axis=0)) < 5.0 * sd / np.sqrt(fit.ess))
+
+
+def funnel():
+    """Neal's funnel in 10 dimensions: its neck needs steps that its mouth does not."""
+
+    def log_prior(x):
+        return -0.5 * (x[0] / 3.0) ** 2 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 4.5 * x[0]
+
+    return fw.Model(log_prior, lambda x: 0.0 * x[:3], np.zeros(10), 3, name="funnel")
+
+
+def two_modes():
+    def log_prior(x):
+        return jnp.logaddexp(-0.5 * (x - 40.0) ** 2, -0.5 * (x + 40.0) ** 2)
+
+    def init(key):
+        return 40.0 * (2.0 * jax.random.bernoulli(key) - 1.0)
+
+    return fw.Model(log_prior, lambda x: 0.0 * x * np.ones(3), init, 3, name="two modes")
+
+
+@pytest.mark.parametrize("build", [funnel, two_modes])
+def test_where_they_fail_nuts_is_next(build):
+    with pytest.warns(fitting.FitWarning, match=f"full-data fit of {build().name}"):
+        _, by_nuts = made(build(), 1)
+    assert by_nuts
+
+
+def test_draws_that_still_drift_are_refused():
+    """Chains of all starts on the same way: only early and late draws tell."""
+    rng = np.random.default_rng(0)
+    still = rng.normal(size=(pooled.DRAWS, pooled.STARTS * pooled.COPIES, 2))
+    drift = np.linspace(0.0, 0.5, pooled.DRAWS)[:, None, None]
+    chains = pooled._Chains.__new__(pooled._Chains)
+    for moves, fine in ((0.0, True), (drift, False)):
+        states = iter(still + moves)
+
+        def iterate(states=states):
+            chains.position = next(states)
+            return 0.8, 0
+
+        chains._iterate, chains.position = iterate, still[0]
+        positions, _ = chains.draw()
+        fit = fw.Fit(positions, (0.0, 0.0), np.ones(8), 0, 1)
+        assert (not fit.problems()) == fine
+
+
+def test_the_fit_does_not_depend_on_the_folds(seed):
+    problem = problems.regression()
+    model = problem.model()
+    some, others = (
+        fw.cross_validate(model, folds, seed=seed, progress=False).run.fit
+        for folds in (problem.folds[:3], problem.folds[5:30])
+    )
+    np.testing.assert_array_equal(some.positions, others.positions)
+
+
+def test_large_models_go_to_nuts_at_once():
+    many = fw.Model(lambda x: -0.5 * jnp.sum(x**2), lambda x: 0.0 * x[:3], np.zeros(101), 3)
+    assert not pooled.suits(many) and pooled.suits(problems.regression().model())
