@@ -1,8 +1,9 @@
 """Are the Monte Carlo errors calibrated?
 
 Repeats each closed-form problem of the tests over many seeds, each with a full-data fit of its
-own, and prints the root mean square of (estimate - truth) / MCSE over folds and for the total,
-and the mean error of the total. A calibrated error gives about 1; each must lie in 0.8 to 1.25.
+own, made as ``cross_validate`` makes it, and prints the root mean square of
+(estimate - truth) / MCSE over folds and for the total, and the mean error of the total. A
+calibrated error gives about 1; each must lie in 0.8 to 1.25.
 Where the plain mean cannot (joint densities of whole groups have heavy tails), its folds must be
 flagged. Other scores than the log score come from one run with stored draws (tests show that
 running sums give the same). The last columns show the share of folds with heavy tails, the share
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import problems  # noqa: E402
 
 import foldwise as fw  # noqa: E402
+from foldwise.fit import full_data_fit  # noqa: E402
 from foldwise.rules import column  # noqa: E402
 
 LOW, HIGH = 0.8, 1.25
@@ -145,7 +147,7 @@ def main():
         model = problem.model()
         records = {}
         for seed in range(arguments.seeds):
-            fit = fw.fit(model, seed=10_000 + seed, progress=False)
+            fit = full_data_fit(model, 10_000 + seed, progress=False)
             for scores, estimator, memory in variants(problem):
                 found = run(problem, model, seed, scores, estimator, memory, fit)
                 for score, record in zip(scores, found, strict=True):

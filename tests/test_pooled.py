@@ -11,6 +11,7 @@ import pytest
 
 import foldwise as fw
 from foldwise import pooled
+from foldwise.progress import Progress
 
 fitting = importlib.import_module("foldwise.fit")  # not the function of that name
 
@@ -88,6 +89,20 @@ def test_where_they_fail_nuts_is_next(build):
     with pytest.warns(fitting.FitWarning, match=f"full-data fit of {build().name}"):
         _, by_nuts = made(build(), 1)
     assert by_nuts
+
+
+def test_chains_that_cannot_move_are_refused():
+    """A posterior far narrower than any step that is tried, and one start for all chains."""
+    model = fw.Model(
+        lambda x: -0.5 * jnp.sum((x / 1e-14) ** 2), lambda x: 0.0 * x, lambda key: jnp.zeros(3), 3
+    )
+    runs = list(pooled.draw_pooled(model, 1, Progress(False)))
+    assert len(runs) == 3 and all(np.ptp(run[0]) == 0.0 for run in runs)
+    with (
+        mock.patch.object(fitting, "draw_nuts", side_effect=RuntimeError("NUTS is next")),
+        pytest.raises(RuntimeError, match="NUTS is next"),
+    ):
+        fitting.full_data_fit(model, 1, progress=False)
 
 
 def test_draws_that_still_drift_are_refused():

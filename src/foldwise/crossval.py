@@ -219,7 +219,8 @@ def cross_validate(
     folds
         Which rows each fold leaves out.
     fit
-        Full-data fit of this model; made here when left out.
+        Full-data fit of this model; made here when left out, for small models by many short chains
+        that are tuned together (``foldwise.pooled``), else, or where these fail, by NUTS.
     scores
         One name or several, all from one run; the first is the one that tables show. ``"log"`` is
         the joint log density of a fold's test rows, ``"log_pointwise"`` the sum of their log

@@ -44,7 +44,7 @@ class Fit:
     positions
         Unconstrained draws as flat vectors, shape ``(chain, draw, d)``.
     step_size
-        NUTS step size of each chain.
+        Step size of each chain, of NUTS or HMC.
     divergences
         Number of divergent transitions after warm-up.
     fingerprint
@@ -338,8 +338,8 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
     began = time.perf_counter()
     with Progress(progress) as bar:
         for run in draw_pooled(model, seed, bar) if suits(model) else ():
-            result = _made(model, run, seed, began)
-            if not result.problems():
+            result, stuck = _made(model, run, seed, began), np.ptp(run[0], axis=(0, 1)).min() == 0
+            if not stuck and not result.problems():
                 return result
         result = _made(model, draw_nuts(model, 4, 1000, 1000, seed, bar), seed, began)
     result.warn(stacklevel=3)

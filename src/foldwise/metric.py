@@ -3,7 +3,8 @@
 HMC is fast when its metric is the covariance of the posterior. Two forms, by dimension:
 
 * up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own matrix;
-* beyond, all folds share one, the covariance of the full-data draws (:func:`shared_metric`).
+* beyond, all folds share one, in essence the covariance of the full-data draws
+  (:func:`shared_metric`).
 
 In both, a fold's *local* coordinates, which none of its training rows inform, are set apart with
 the scale of their prior (:func:`near_metric`). Folds that train on few rows get theirs from the

@@ -31,7 +31,7 @@ STARTS, COPIES, DRAWS = 4, 25, 40
 WINDOWS, MORE_WINDOWS, LAST_WINDOW = (10, 10, 20, 30, 50), ((80,), (160,)), 30
 # In the first windows the metric does not fit yet, and steps may be of any length.
 _ROUGH_WINDOWS = 2
-_MOST_STEPS = 50
+_MOST_STEPS, _LEAST_STEP = 50, 1e-8
 # Beyond this a gradient of all chains takes longer than what compiling NUTS would cost.
 _MOST_ROWS = 2000
 
@@ -87,13 +87,16 @@ class _Chains:
             if t > window // 2:
                 self.visited.append(self.position)
                 steps.append(self.step)
-            self.step *= np.exp((acceptance - TARGET_ACCEPTANCE) / np.sqrt(t))
-            self.step = min(self.step, most)
+            change = np.exp((acceptance - TARGET_ACCEPTANCE) / np.sqrt(t))
+            self.step = float(np.clip(self.step * change, _LEAST_STEP, most))
         self.step = float(np.exp(np.mean(np.log(steps))))
 
     def learn(self) -> None:
         """Take the covariance of the positions in the second half of the last window as metric."""
-        self.covariance = shrunk_covariance(np.concatenate(self.visited), len(self.position))
+        visited = np.concatenate(self.visited)
+        if np.ptp(visited, axis=0).min() == 0.0:
+            return  # stuck: nothing to learn from
+        self.covariance = shrunk_covariance(visited, len(self.position))
         self.factor = np.linalg.cholesky(np.linalg.inv(self.covariance))
 
     def draw(self) -> tuple[Float[np.ndarray, "chain draw d"], int]:
@@ -112,7 +115,7 @@ class _Chains:
     def _first_step(self, most: float) -> float:
         """Where one step is accepted as often as it should be, to a factor of two."""
         step, factor = 1.0, 0.0
-        while 1e-10 < step < 1e10:
+        while _LEAST_STEP < step < 1.0 / _LEAST_STEP:
             _, error = self._propose(step, 1)
             better = 2.0 if np.exp(np.minimum(error, 0.0)).mean() > TARGET_ACCEPTANCE else 0.5
             if better * factor == 1.0 or step * better > most:
