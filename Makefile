@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where tests and benches find the published data sets; they are not part of the repository.
 export FOLDWISE_DATA ?= $(abspath ../shared/data)
 
-.PHONY: demo test lint types format docs bench studies clean
+.PHONY: demo test lint types format docs bench compare-quick studies clean
 
 demo: .venv/installed
 	$(BIN)/foldwise demo
@@ -34,6 +34,10 @@ bench: .venv/installed-dev
 	$(BIN)/python bench/adapters.py
 	$(BIN)/python bench/wells.py
 	$(BIN)/python bench/compare.py
+
+# fails where a ratio to other samplers is less than half of its target; two minutes
+compare-quick: .venv/installed-dev
+	$(BIN)/python bench/compare.py --quick
 
 # needs FOLDWISE_DATA, the folder of the data sets; FIGURES=folder writes figures there
 studies: .venv/installed-dev

@@ -323,12 +323,16 @@ def main():
         child(arguments.child[0], arguments.child[1:])
         return
     if arguments.quick:
+        folder = os.environ.get("FOLDWISE_DATA")
+        if not folder or not Path(folder).is_dir():
+            print(f"skipped: FOLDWISE_DATA={folder} names no folder with the data")
+            return
         found = {
             "rats": {
                 "foldwise": alone("rats", "foldwise", 1),
                 "nutpie": alone("rats", "nutpie", 1, 6),
             },
-            "accuracy": alone("accuracy", 3),
+            "accuracy": alone("accuracy", 2),
         }
     else:
         found = {}
