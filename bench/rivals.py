@@ -59,6 +59,8 @@ def chosen_folds(subject, count, seed):
 
 def foldwise(subject, seed):
     """``cross_validate`` as it comes; compiling is what it traces and waits for programs."""
+    import arviz_stats.base  # noqa: F401, imports are on nobody's clock
+
     original, waiting = runtime.Program, []
 
     class Timed(original):

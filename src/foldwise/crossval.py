@@ -28,6 +28,7 @@ from foldwise.model import Model
 from foldwise.progress import Progress
 from foldwise.results import CVResult, summarise
 from foldwise.rules import CURVATURE, find_rule
+from foldwise.runtime import import_meanwhile
 from foldwise.sampler import (
     PILOTS,
     SEGMENT,
@@ -279,6 +280,7 @@ def cross_validate(
         scoring.check_scores(names, candidate, folds, memory)
         scoring.check_keep(kept, candidate, memory)
     _compile_ahead(models, folds, names, kept, estimator, chains, precision)
+    import_meanwhile("arviz_stats.base", "xarray")
     fits = []
     for candidate, own_seed in zip(models, seeds, strict=True):
         candidate.check_values()

@@ -334,7 +334,6 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
     Small models are tried with many short chains first, which compile in no time. Where these do
     not converge NUTS is next.
     """
-    import_meanwhile("arviz_stats.base", "xarray")
     began = time.perf_counter()
     with Progress(progress) as bar:
         for run in draw_pooled(model, seed, bar) if suits(model) else ():

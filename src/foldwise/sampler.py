@@ -182,7 +182,8 @@ def advance(
     if isinstance(data.metric, FoldMetric):
         metric = data.metric
     else:
-        metric = SharedMetric(*shared.metric, data.metric)
+        scale, directions, stretch = shared.metric
+        metric = SharedMetric(scale, directions, stretch, data.metric)
     density = fold_density(model, data, emit.by_row)
 
     def extras_at(position: Array, iteration: Array) -> dict[str, Array]:
