@@ -310,6 +310,11 @@ def report(found, quick):
     return "\n\n".join(parts), met
 
 
+def save(found, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "compare.json").write_text(json.dumps(found, indent=1))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="bench/out", help="folder for compare.json and compare.md")
@@ -322,6 +327,7 @@ def main():
     if arguments.child:
         child(arguments.child[0], arguments.child[1:])
         return
+    out = Path(arguments.out)
     if arguments.quick:
         folder = os.environ.get("FOLDWISE_DATA")
         if not folder or not Path(folder).is_dir():
@@ -343,14 +349,14 @@ def main():
                     found[part][method] = alone(part, method, 1, again=part == "rats")
                     took = found[part][method]["seconds"]
                     print(f"{part}, {method}: {took:.0f} s", file=sys.stderr, flush=True)
+                    save(found, out)
             else:
                 found[part] = alone(*((part, arguments.seeds) if part == "accuracy" else (part,)))
+                save(found, out)
     text, met = report(found, arguments.quick)
     print(text)
-    folder = Path(arguments.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "compare.json").write_text(json.dumps(found, indent=1))
-    (folder / "compare.md").write_text(text + "\n")
+    save(found, out)
+    (out / "compare.md").write_text(text + "\n")
     sys.exit(not met)
 
 
