@@ -91,6 +91,12 @@ def test_where_they_fail_nuts_is_next(build):
     assert by_nuts
 
 
+def test_the_warning_points_at_the_caller():
+    with pytest.warns(fitting.FitWarning, match="two modes") as record:
+        fw.cross_validate(two_modes(), fw.leave_one_out(3), seed=1, progress=False)
+    assert record[0].filename == __file__
+
+
 def test_chains_that_cannot_move_are_refused():
     """A posterior far narrower than any step that is tried, and one start for all chains."""
     model = fw.Model(

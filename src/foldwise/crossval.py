@@ -279,7 +279,9 @@ def cross_validate(
         candidate.check_shapes()
         scoring.check_scores(names, candidate, folds, memory)
         scoring.check_keep(kept, candidate, memory)
-    _compile_ahead(models, folds, names, kept, estimator, chains, precision)
+    _compile_folds(models, folds, names, kept, estimator, chains, precision)
+    gradients_program(models[0])
+    rows_program(models[0])
     import_meanwhile("arviz_stats.base", "xarray")
     fits = []
     for candidate, own_seed in zip(models, seeds, strict=True):
@@ -453,7 +455,7 @@ def _prepare(
     )
 
 
-def _compile_ahead(
+def _compile_folds(
     models: Sequence[Model],
     folds: Folds,
     scores: tuple[str, ...],
@@ -462,10 +464,8 @@ def _compile_ahead(
     chains: int,
     precision: str,
 ) -> None:
-    """Begin to compile what will be needed, where the full-data fit does not decide its shape."""
+    """Begin to compile the folds' program, where the full-data fit does not decide its shape."""
     model = models[0]
-    gradients_program(model)
-    rows_program(model)
     by_class = any(find_rule(name).discrete for name in scores)
     if by_class or not fold_metrics_fit(model, folds):
         return

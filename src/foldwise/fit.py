@@ -341,7 +341,7 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
             if not stuck and not result.problems():
                 return result
         result = _made(model, draw_nuts(model, 4, 1000, 1000, seed, bar), seed, began)
-    result.warn(stacklevel=3)
+    result.warn(stacklevel=4)  # the caller of cross_validate
     return result
 
 
