@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import jax
@@ -109,14 +110,14 @@ def _pool() -> ThreadPoolExecutor:
 
 @lru_cache(maxsize=1)
 def _background() -> ThreadPoolExecutor:
-    """For what goes on while something else is waited for: compiling, slow imports."""
-    return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise-background")
+    """For compiling while something else goes on; XLA uses several cores for one program."""
+    return ThreadPoolExecutor(max(1, cores() // 2), thread_name_prefix="foldwise-background")
 
 
 def import_meanwhile(*names: str) -> None:
     """Import modules while something else is going on; who needs them imports them as always."""
     for name in names:
-        _background().submit(import_module, name)
+        Thread(target=import_module, args=(name,), daemon=True).start()
 
 
 class Program:
