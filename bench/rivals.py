@@ -318,7 +318,8 @@ def psis(subject, seed):
         for fold in range(len(subject.folds)):
             train = subject.folds.train_mask(np.array([fold]))[0]
             left_out = rows[:, ~train].sum(axis=1)
-            log_weight, k_hat = array_stats.psislw(-left_out)
+            log_weight, k_hat = array_stats.psislw(left_out)  # of weights 1 / exp(left_out)
+            log_weight = log_weight - logsumexp(log_weight)
             ll = rows[:, subject.folds.test(fold)].sum(axis=1)
             score = logsumexp(log_weight + ll)
             scores.append(score)
