@@ -173,6 +173,15 @@ def errors_of(record, exact):
     return first, first - second
 
 
+def floor_of(record):
+    """Seconds of as many gradients in a compiled loop over contiguous data, on two cores."""
+    return record["loop"] * record["gradients"] / 2
+
+
+def times_floor(record):
+    return (record["seconds"] - record["compile"]) / floor_of(record)
+
+
 def whole(seconds):
     return f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"
 
@@ -191,6 +200,7 @@ def line(subject, method, record, exact, titles):
         f"{record['posteriors']:,}",
         f"{record['memory']:,.0f}",
         f"{mark}{record['gradients'] / 1e6:,.1f}",
+        f"{times_floor(record):.1f}" if "loop" in record else "-",
         f"{mcse[0]:.2f}",
         "-" if error is None else f"{error:+.2f}",
         f"{np.hypot(*mcse):.2f}",
@@ -209,6 +219,7 @@ HEAD = [
     "posteriors",
     "MB",
     "gradients, M",
+    "x floor",
     "MCSE A",
     "error A",
     "MCSE A-B",
@@ -265,13 +276,11 @@ def report(found, quick):
             exact = found[subject].get("foldwise", {}).get("exact")
             lines.append(line(subject, method, record, exact, TITLES))
             if "loop" in record:
-                floor = record["loop"] * record["gradients"] / 2
-                sampling = record["seconds"] - record["compile"]
                 floors.append(
                     f"- {subject}: foldwise's {record['gradients'] / 1e6:.1f} M gradients at "
                     f"{1e6 * record['loop']:.1f} us in a compiled loop over contiguous data, on "
-                    f"two cores, are {floor:.1f} s; foldwise without compiling took "
-                    f"{sampling / floor:.1f} times that"
+                    f"two cores, are {floor_of(record):.1f} s; foldwise without compiling took "
+                    f"{times_floor(record):.1f} times that"
                 )
     parts = [markdown(lines)] if lines else []
     parts.append(

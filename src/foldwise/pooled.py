@@ -32,8 +32,7 @@ WINDOWS, MORE_WINDOWS, LAST_WINDOW = (10, 10, 20, 30, 50), ((80,), (160,)), 30
 # In the first windows the metric does not fit yet, and steps may be of any length.
 _ROUGH_WINDOWS = 2
 _MOST_STEPS, _LEAST_STEP = 50, 1e-8
-# Far beyond this 100 chains cost more than compiling NUTS: a logistic regression of 5,000 rows and
-# 20 coefficients takes 6 s here and 9 s there.
+# Far beyond this 100 chains cost more than compiling NUTS.
 _MOST_ROWS = 5000
 
 Draws = tuple[Float[np.ndarray, "chain draw d"], Float[np.ndarray, " chain"], int, int]

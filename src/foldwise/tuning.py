@@ -284,9 +284,15 @@ def _prior_curvature(model: Model, fit: Fit) -> Float[np.ndarray, " d"]:
     """
     d, point = model.dimension, fit.central_draws(1)[0]
     spread = np.maximum(1e-3 * fit.flat.std(axis=0), 1e-10 * np.abs(point))
-    either = np.concatenate([point - np.diag(spread), point + np.diag(spread)])
-    slope = gradients(model, either, _no_rows(model)).gradient.reshape(2, d, d)
-    before, after = np.diagonal(slope[0]), np.diagonal(slope[1])
+    before, after = np.empty(d), np.empty(d)
+    for first in range(0, d, _AT_ONCE):
+        chosen = np.arange(first, min(first + _AT_ONCE, d))
+        moved = np.zeros((len(chosen), d))
+        moved[np.arange(len(chosen)), chosen] = spread[chosen]
+        either = np.concatenate([point - moved, point + moved])
+        slope = gradients(model, either, _no_rows(model)).gradient
+        own = slope[np.arange(len(either)), np.tile(chosen, 2)]
+        before[chosen], after[chosen] = own[: len(chosen)], own[len(chosen) :]
     change = before - after
     noise = 1e-10 * (np.abs(before) + np.abs(after))
     with np.errstate(divide="ignore", invalid="ignore"):
