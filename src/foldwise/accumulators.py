@@ -17,6 +17,8 @@ from jaxtyping import Float, Int
 from foldwise.special import expit, logsumexp
 
 BLOCKS = 64
+# Blocks of what is watched, which has many directions: enough to see correlation between them.
+WATCH_BLOCKS = 16
 # Largest values kept per fold for the Pareto tail fit: its tail has 3 sqrt(draws) of them, so 200
 # serve 4,444 draws; longer runs use the 200 largest.
 TAIL = 200
@@ -24,10 +26,10 @@ TAIL = 200
 GRID = np.array([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
 
 
-def block_length(draws: int, batch: int) -> int:
+def block_length(draws: int, batch: int, blocks: int = BLOCKS) -> int:
     """Length of the blocks of a chain of ``draws``: batch times the power of two that it takes."""
     length = batch
-    while draws > BLOCKS * length:
+    while draws > blocks * length:
         length *= 2
     return length
 
@@ -101,6 +103,21 @@ class RunningSums:
             sums.grid_square = np.zeros((folds, targets, chains, size))
         return sums
 
+    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
+        """Forget all draws of the folds ``members``."""
+        self.draws[members] = self.not_finite[members] = self.undefined[members] = 0
+        for array in (self.centre, self.total, self.square):
+            array[members] = 0.0
+        for array in (self.log_sum, self.log_square, self.largest):
+            array[members] = -np.inf
+        if self.row_log_sum is not None:
+            rows = self._rows_of(members)
+            for lines in (self.row_log_sum, self.row_log_square, self.row_largest):
+                assert lines is not None
+                lines[rows] = -np.inf
+        if self.grid is not None and self.grid_square is not None:
+            self.grid[members] = self.grid_square[members] = 0.0
+
     def update(
         self,
         members: Int[np.ndarray, " fold"],
@@ -137,10 +154,10 @@ class RunningSums:
         self.undefined[members] += (np.isnan(flat) | (flat == np.inf)).sum(axis=1)
         _keep_largest(self.largest, members, scores)
 
-    def _rows_of(self, members: Int[np.ndarray, " fold"]) -> slice:
-        """Test rows of the folds ``members``, which follow one another."""
+    def _rows_of(self, members: Int[np.ndarray, " fold"]) -> Int[np.ndarray, " row"]:
+        """Test rows of the folds ``members``, one fold after the other."""
         assert self.row_start is not None
-        return slice(self.row_start[members[0]], self.row_start[members[-1] + 1])
+        return concatenated_ranges(self.row_start, members)
 
     def _add(
         self,
@@ -232,6 +249,11 @@ class BlockSums:
         """Units of the folds ``members``, one fold after the other."""
         return concatenated_ranges(self.start, members)
 
+    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
+        """Forget all draws of the folds ``members``."""
+        units = self.units(members)
+        self.total[units], self.shift[units], self.draws[members] = 0.0, -np.inf, 0
+
     def update(
         self,
         members: Int[np.ndarray, " fold"],
@@ -276,6 +298,72 @@ class BlockSums:
             return np.exp(log_weight - np.where(finite, new, 0.0)[:, None, None])
 
 
+@dataclass
+class Watch:
+    """How slowly the chains move: sums of some directions over blocks of consecutive draws.
+
+    A direction is a coordinate of the position, or the log density. ``total`` sums the distance
+    from ``centre``, the fold's first draw, over each of at most ``WATCH_BLOCKS`` blocks; ``square``
+    sums its square over all draws.
+    """
+
+    batch: int
+    draws: Int[np.ndarray, " fold"]
+    centre: Float[np.ndarray, "fold direction"]
+    total: Float[np.ndarray, "fold chain block direction"]
+    square: Float[np.ndarray, "fold direction"]
+
+    @classmethod
+    def empty(cls, folds: int, chains: int, directions: int, batch: int) -> Watch:
+        """Sums before the first draw."""
+        total = np.zeros((folds, chains, WATCH_BLOCKS, directions))
+        nothing = np.zeros((folds, directions))
+        return cls(batch, np.zeros(folds, np.int64), nothing, total, nothing.copy())
+
+    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
+        """Forget all draws of the folds ``members``."""
+        self.draws[members] = 0
+        self.total[members] = self.square[members] = 0.0
+
+    def update(
+        self,
+        members: Int[np.ndarray, " fold"],
+        values: Float[np.ndarray, "fold chain draw direction"],
+    ) -> None:
+        """Add consecutive draws of the folds ``members``, all of which have as many so far."""
+        begin, done = int(self.draws[members[0]]), 0
+        if begin == 0:
+            self.centre[members] = np.nan_to_num(values[:, 0, 0])
+        values = values - self.centre[members][:, None, None]
+        self.square[members] += (values**2).sum(axis=(1, 2))
+        while done < values.shape[2]:
+            length = block_length(begin + 1, self.batch, WATCH_BLOCKS)
+            if begin and length > block_length(begin, self.batch, WATCH_BLOCKS):
+                self.total[members] = _merged_pairs(self.total[members])
+            block = begin // length
+            count = min(values.shape[2] - done, (block + 1) * length - begin)
+            self.total[members, :, block] += values[:, :, done : done + count].sum(axis=2)
+            begin, done = begin + count, done + count
+        self.draws[members] = begin
+
+    @property
+    def length(self) -> int:
+        """Draws in a full block."""
+        return block_length(int(self.draws[0]), self.batch, WATCH_BLOCKS)
+
+    @property
+    def means(self) -> Float[np.ndarray, "fold chain block direction"]:
+        """Means of the full blocks."""
+        return self.total[:, :, : int(self.draws[0]) // self.length] / self.length
+
+    @property
+    def variance(self) -> Float[np.ndarray, "fold direction"]:
+        """Variance of each direction over all draws of a fold."""
+        count = int(self.draws[0]) * self.total.shape[1]
+        mean = self.total.sum(axis=(1, 2)) / count
+        return np.maximum(self.square / count - mean**2, 0.0)
+
+
 def concatenated_ranges(
     start: Int[np.ndarray, " fold1"], members: Int[np.ndarray, " member"]
 ) -> Int[np.ndarray, " entry"]:
@@ -287,9 +375,8 @@ def concatenated_ranges(
 
 def _merged_pairs(total: Float[np.ndarray, "unit chain block feature"]) -> np.ndarray:
     """Blocks merged in pairs, the other half empty."""
-    half = BLOCKS // 2
     merged = np.zeros_like(total)
-    merged[:, :, :half] = total[:, :, ::2] + total[:, :, 1::2]
+    merged[:, :, : total.shape[2] // 2] = total[:, :, ::2] + total[:, :, 1::2]
     return merged
 
 

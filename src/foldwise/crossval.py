@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from foldwise import scores as scoring
-from foldwise.accumulators import GRID, RunningSums
+from foldwise.accumulators import GRID, RunningSums, Watch
 from foldwise.checks import check_count, check_name, resolve_seed
 from foldwise.diagnostics import batch_means_variance
 from foldwise.evaluate import gradients_program, rows_program
@@ -42,20 +42,25 @@ from foldwise.sampler import (
 )
 from foldwise.scores import bridge_guess, estimate, total_slope
 from foldwise.tuning import (
+    WATCHED,
     FullData,
     Locals,
     first_metrics,
     fold_metrics_fit,
+    full_batch,
     full_data,
     local_coordinates,
     pilot_positions,
     start_positions,
+    watched_coordinates,
 )
 
 MEMORIES = ("draws", "online")
 PRECISIONS = ("float64", "float32")
 # Batch means need this many batches for an error worth the name.
 LEAST_BATCHES = 20
+# Times that the chains of a fold that are too slow for their length warm up again.
+MOST_TRIES = 3
 
 
 class BatchWarning(UserWarning):
@@ -92,6 +97,7 @@ class Run:
     acceptance: Float[np.ndarray, " fold"]
     divergences: Int[np.ndarray, " fold"]
     moves: Int[np.ndarray, "fold chain"]
+    tries: Int[np.ndarray, " fold"]
     seconds: dict[str, float] = field(default_factory=dict)
 
     def copy(self) -> Run:
@@ -100,6 +106,7 @@ class Run:
             self.evidence,
             sums=deepcopy(self.evidence.sums),
             contributions=deepcopy(self.evidence.contributions),
+            watch=deepcopy(self.evidence.watch),
         )
         return replace(
             self,
@@ -108,6 +115,7 @@ class Run:
             acceptance=self.acceptance.copy(),
             divergences=self.divergences.copy(),
             moves=self.moves.copy(),
+            tries=self.tries.copy(),
             seconds=dict(self.seconds),
         )
 
@@ -143,28 +151,70 @@ class Run:
             evidence.draws[members, :, first : first + scores.shape[2]] = scores
         scoring.record(evidence, members, scores, rows, record.extras)
         evidence.sums.update(members, scores, rows)
+        if evidence.watch is not None:
+            evidence.watch.update(members, record.watched)
         self.acceptance[members] += record.acceptance
         self.divergences[members] += record.divergences
         self.moves[members] += record.moves
 
+    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
+        """Forget all draws of the folds ``members``, which are then made anew."""
+        self.evidence.forget(members)
+        for counts in (self.acceptance, self.divergences, self.moves):
+            counts[members] = 0
+        self.tries[members] += 1
+
 
 def sample(runs: Sequence[Run], draws: int, bar: Progress) -> None:
     """Take all chains of all runs ``draws`` further, recording every draw after warm-up."""
-    began, head = time.perf_counter(), runs[0]
-    owner = {id(run.sampler): run for run in runs}
+    began, first = time.perf_counter(), runs[0].evidence.n_draws == 0
     for run in runs:
         run.make_room(draws)
-    warmup = max(head.settings.warmup - head.sampler.done, 0)
-    folds = sum(len(run.folds) for run in runs)
-    bar.start(f"folds of {_title(runs)}", folds * (warmup + draws))
-    for sampler, members, record, count in run_together([run.sampler for run in runs], draws):
-        if count > 0:
-            owner[id(sampler)].record(members, record)
-        bar.advance(len(members) * abs(count))
+    _advance(runs, draws, bar, f"folds of {_title(runs)}")
+    if first:
+        _settle(runs, draws, bar)
     _add_seconds(runs, "folds", began)
     began = time.perf_counter()
     climb([(run, run.far_folds()) for run in runs], bar)
     _add_seconds(runs, "rungs", began)
+
+
+def _settle(runs: Sequence[Run], draws: int, bar: Progress) -> None:
+    """Let chains that have not arrived, or whose metric does not fit, warm up again.
+
+    The draws of folds whose chains are too slow become warm-up: the chains go on from where they
+    are, with a metric from there, and draw anew, at most ``MOST_TRIES`` times.
+    """
+    for _ in range(MOST_TRIES):
+        again = [np.flatnonzero(run.evidence.slow) for run in runs]
+        folds = sum(len(members) for members in again)
+        if not folds:
+            return
+        for run, members in zip(runs, again, strict=True):
+            run.forget(members)
+        _advance(runs, draws, bar, f"longer warm-up of {folds} folds", again)
+
+
+def _advance(
+    runs: Sequence[Run],
+    draws: int,
+    bar: Progress,
+    title: str,
+    again: Sequence[Int[np.ndarray, " fold"]] | None = None,
+) -> None:
+    """Run all chains, or those of the folds ``again`` anew, and record their draws."""
+    head = runs[0]
+    owner = {id(run.sampler): run for run in runs}
+    chosen = again or [run.folds.index for run in runs]
+    warmup = head.settings.warmup if again else max(head.settings.warmup - head.sampler.done, 0)
+    bar.start(title, sum(len(members) for members in chosen) * (warmup + draws))
+    samplers = [run.sampler for run in runs]
+    for sampler, members, record, count in run_together(samplers, draws, again):
+        if count > 0:
+            owner[id(sampler)].record(members, record)
+        bar.advance(len(members) * abs(count))
+    for run in runs:
+        run.evidence.measure()
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -425,6 +475,7 @@ def _prepare(
     start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
     found = local_coordinates(model, folds, fit)
     pilots = pilot_positions(full, PILOTS, settings.chains, settings.seed)
+    watched = watched_coordinates(fit, full)
     sampler = Sampler(
         model,
         folds,
@@ -432,6 +483,7 @@ def _prepare(
         *first_metrics(model, folds, fit, found, start, PILOTS),
         start,
         pilots,
+        watched,
         emit,
         settings.warmup,
         settings.seed,
@@ -447,10 +499,11 @@ def _prepare(
         full.positions,
         found,
         sampler,
-        _no_evidence(model, folds, partner, previous, full, settings, emit, classes, draws),
+        _no_evidence(model, folds, partner, previous, full, fit, settings, emit, classes, draws),
         np.zeros(k),
         np.zeros(k, np.int64),
         np.zeros((k, settings.chains), np.int64),
+        np.zeros(k, np.int64),
         seconds,
     )
 
@@ -482,8 +535,10 @@ def _compile_folds(
         metric,
         pilot_metric,
         None,
+        np.zeros(len(folds), bool),
         start,
         pilots,
+        np.zeros((len(folds), min(d, WATCHED)), int),
         emit,
         SEGMENT,
         0,
@@ -527,6 +582,7 @@ def _no_evidence(
     partner: Int[np.ndarray, " fold"],
     previous: Int[np.ndarray, " fold"],
     full: FullData,
+    fit: Fit,
     settings: Settings,
     emit: Emit,
     classes: Float[np.ndarray, " class"],
@@ -542,6 +598,9 @@ def _no_evidence(
     row_start = folds.test_start if emit.by_row else None
     sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
     evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
+    directions = min(model.dimension, WATCHED) + 1
+    evidence.watch = Watch.empty(k, settings.chains, directions, settings.batch)
+    evidence.full_length = full_batch(fit, full)
     names, kept = settings.scores, settings.keep
     scoring.begin(evidence, model, names, kept, classes, settings.chains, settings.batch)
     if CURVATURE.name in evidence.contributions:

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from foldwise.accumulators import RunningSums
+from foldwise.accumulators import RunningSums, Watch
 
 SHUFFLE_BLOCKS = 5
 REPLICATES = 500
@@ -18,6 +18,16 @@ PARETO_LIMIT = 0.7
 # root mean square z of about 5).
 OVERLAP_LIMIT = 10.0
 ESS_LIMIT = 50.0
+# With fewer effective draws in some direction, no more than five in each of four chains, nobody
+# knows whether the chains have arrived, and batches are not long enough.
+SLOWEST_ESS = 20.0
+# About the 95 % quantile of Student's t for four chains.
+DRIFT = 3.2
+# Batch means of b draws miss a share of about t / (2 b) of the variance of chains whose
+# autocorrelation dies out exponentially with integrated time t: an eighth at four times.
+BATCH_TIMES = 4.0
+# A variance from fewer batches in each of four chains is itself too uncertain.
+LEAST_BATCHES = 4
 ACCEPTANCE_LIMIT = 0.5
 
 # Worst first. What is wrong with a fold, and what to do about it.
@@ -30,8 +40,13 @@ ADVICE = {
     "crps or mse, or leave such rows out",
     "stuck chain": "a chain did not move: reparameterise the model, or run a longer warm-up",
     "chains disagree": "R-hat is above its limit: run a longer warm-up and more draws",
+    "not settled": "the chains were still on their way together at the end of the run: run a "
+    "longer warm-up, or reparameterise the model",
+    "too slow": "in some direction the chains moved so slowly that the run holds fewer than 20 "
+    "effective draws of it: reparameterise the model, or run many more draws (column slowest_ess "
+    "says how many there are)",
     "partner in trouble": "the next fold, whose draws the bridge uses, has chains that are not "
-    "finite, stuck or disagree: mend that one first",
+    "finite, stuck, disagree or are too slow: mend that one first",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
     "bridge is not to be trusted: extend the run",
     "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
@@ -39,24 +54,104 @@ ADVICE = {
     "else score by row, or extend the run",
     "few effective draws": "fewer than 50 effective draws: extend the run",
     "low acceptance": "acceptance is under 0.5: run a longer warm-up",
+    "fit not settled": "the full-data fit, from which the chains start, has not converged: mend "
+    "that first",
 }
 
 
 def batch_means_variance(
-    block_means: Float[np.ndarray, "... chain block"],
+    blocks: Float[np.ndarray, "... chain block"],
     length: int,
     draws: int,
+    joined: Int[np.ndarray, " unit"] | None = None,
 ) -> Float[np.ndarray, " ..."]:
     """Monte Carlo variance of the mean over chains and draws, by batch means.
 
-    sigma^2 / (L N), sigma^2 = b / (L a - 1) sum over chains and blocks of (block mean - mean)^2,
-    for L chains of N draws in a full blocks of length b; deviations are from the mean over all
+    sigma^2 / (L N), sigma^2 = b / (L a - 1) sum over chains and batches of (batch mean - mean)^2,
+    for L chains of N draws in a full batches of length b; deviations are from the mean over all
     chains (Jones et al. 2006; equation (9) of the parallel cross-validation paper).
+
+    ``blocks`` are means of ``length`` consecutive draws, and a batch is one of them, or where
+    ``joined`` is given that many of them, for each entry of the first axis.
     """
-    chains, blocks = block_means.shape[-2:]
-    flat = block_means.reshape(*block_means.shape[:-2], chains * blocks)
+    if joined is not None and (joined > 1).any():
+        found = np.empty(blocks.shape[:-2])
+        for count in np.unique(joined):
+            some, batches = joined == count, block_means(blocks[joined == count], int(count))
+            found[some] = batch_means_variance(batches, length * int(count), draws)
+        return found
+    chains, count = blocks.shape[-2:]
+    flat = blocks.reshape(*blocks.shape[:-2], chains * count)
     sigma2 = length * flat.var(axis=-1, ddof=1)
     return sigma2 / (chains * draws)
+
+
+def autocorrelation_time(
+    blocks: Float[np.ndarray, "fold chain block ..."],
+    variance: Float[np.ndarray, "fold ..."],
+    length: int,
+) -> Float[np.ndarray, "fold ..."]:
+    """Integrated autocorrelation time, in draws, of series of which block means are known.
+
+    b (c_0 + 2 sum over t of c_t) / variance, c_t the covariance of the means of blocks t apart,
+    of ``length`` b draws, about the mean over all chains, and ``variance`` that of single draws.
+    The sum ends before the first pair c_t + c_{t+1} that is not positive (Geyer 1992). Chains that
+    stay apart, and a common drift, count as autocorrelation: their blocks remain correlated over
+    the whole run. Zero where nothing varies.
+    """
+    chains, count = blocks.shape[1:3]
+    centred = blocks - blocks.mean(axis=(1, 2), keepdims=True)
+    lags = [
+        (centred[:, :, : count - t] * centred[:, :, t:]).sum(axis=(1, 2)) / (chains * count)
+        for t in range(count)
+    ]
+    total, going_on = lags[0], np.ones(variance.shape, bool)
+    for t in range(1, count, 2):
+        pair = sum(lags[t : t + 2])
+        going_on = going_on & (pair > 0)
+        total = total + np.where(going_on, 2.0 * pair, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(variance > 0, length * total / variance, 0.0)
+
+
+def slowest_time(sums: RunningSums, watch: Watch) -> Float[np.ndarray, " fold"]:
+    """Longest autocorrelation time of each fold: of its log score, or of a direction watched."""
+    blocks, count = sums.total[..., : sums.full_blocks] / sums.length, sums.log_sum.shape[1]
+    draws, used = int(sums.draws[0]) * count, len(sums.block_draws)
+    total, square = (part[..., :used].sum(axis=(1, 2)) for part in (sums.total, sums.square))
+    with np.errstate(invalid="ignore"):
+        variance = np.nan_to_num(square / draws - (total / draws) ** 2)
+        score = autocorrelation_time(blocks, variance, sums.length)
+    watched = autocorrelation_time(watch.means, watch.variance, watch.length).max(axis=1)
+    return np.fmax(np.nan_to_num(score), watched)
+
+
+def drifting(watch: Watch) -> Bool[np.ndarray, " fold"]:
+    """Folds whose chains all move one way from the first to the second half of the run.
+
+    In the slowest direction: the mean over chains of the change of their means is more than
+    ``DRIFT`` of its standard errors from zero, by the spread of the chains.
+    """
+    means = watch.means
+    time = autocorrelation_time(means, watch.variance, watch.length)
+    slowest = np.take_along_axis(means, time.argmax(axis=1)[:, None, None, None], axis=3)[..., 0]
+    half = slowest.shape[2] // 2
+    change = slowest[..., -half:].mean(axis=2) - slowest[..., :half].mean(axis=2)
+    error = change.std(axis=1, ddof=1) / np.sqrt(change.shape[1])
+    return np.abs(change.mean(axis=1)) > DRIFT * error
+
+
+def joined_blocks(
+    time: Float[np.ndarray, " fold"], length: int, blocks: int
+) -> Int[np.ndarray, " fold"]:
+    """How many blocks of ``length`` draws make a batch that is longer than ``time`` by far.
+
+    A power of two such that batches have at least ``BATCH_TIMES`` autocorrelation times, as long
+    as ``LEAST_BATCHES`` of them fit into a chain of ``blocks`` blocks.
+    """
+    wanted = np.exp2(np.ceil(np.log2(np.maximum(BATCH_TIMES * time / length, 1.0))))
+    most = 2 ** int(np.log2(max(blocks // LEAST_BATCHES, 1)))
+    return np.minimum(wanted, most).astype(np.int64)
 
 
 def block_means(
@@ -222,16 +317,20 @@ def fold_status(
     flat: np.ndarray,
     stuck: np.ndarray,
     disagree: np.ndarray,
+    drifting: np.ndarray,
+    slow: np.ndarray,
     partner: np.ndarray,
     overlap: Float[np.ndarray, " fold"],
     tail: Float[np.ndarray, " fold"],
     bridged: np.ndarray,
     ess: Float[np.ndarray, " fold"],
     acceptance: Float[np.ndarray, " fold"],
+    fit: np.ndarray | bool,
 ) -> np.ndarray:
     """Status of each fold: the worst of ``ADVICE`` that holds, or "fine".
 
-    ``partner``: whether the draws that a fold's bridge takes from another fold are in trouble.
+    ``partner``: whether the draws that a fold's bridge takes from another fold are in trouble;
+    ``fit``: whether the full-data fit is.
     """
     conditions = {
         "not finite": not_finite,
@@ -239,11 +338,14 @@ def fold_status(
         "no spread": flat,
         "stuck chain": stuck,
         "chains disagree": disagree,
+        "not settled": drifting,
+        "too slow": slow,
         "partner in trouble": bridged & partner,
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),
         "heavy tail": ~bridged & (tail > PARETO_LIMIT),
         "few effective draws": ess < ESS_LIMIT,
         "low acceptance": acceptance < ACCEPTANCE_LIMIT,
+        "fit not settled": np.broadcast_to(fit, acceptance.shape),
     }
     return np.select([conditions[name] for name in ADVICE], list(ADVICE), default="fine")
 

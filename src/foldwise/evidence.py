@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from foldwise.accumulators import BlockSums, RunningSums
-from foldwise.diagnostics import batch_means_variance, series_variance
+from foldwise.accumulators import BlockSums, RunningSums, Watch
+from foldwise.diagnostics import (
+    SLOWEST_ESS,
+    batch_means_variance,
+    drifting,
+    joined_blocks,
+    series_variance,
+    slowest_time,
+)
 from foldwise.folds import Folds
 
 if TYPE_CHECKING:
     from foldwise.ladder import Rung
+
+
+# What the draws of a fold contribute to the Hyvarinen score of the fold whose partner it is.
+PASSED = "curvature_passed"
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,10 @@ class Evidence:
     ``rungs`` are those of folds that overlap too little with the full data. For other rules than
     the log score, ``contributions`` are block sums of what each draw contributes, ``replicate`` the
     stored predictive draws of each test row, ``observed`` its observed value, ``classes`` those
-    that may occur. ``position`` are the folds' draws, where they are kept.
+    that may occur. ``position`` are the folds' draws, where they are kept. ``watch`` sees how
+    slowly the chains move, and ``time`` is the longest autocorrelation time of each fold, in
+    draws, which the lengths of batches follow; ``full_length`` is that of batches of full-data
+    draws.
     """
 
     folds: Folds
@@ -62,6 +76,60 @@ class Evidence:
     observed: Float[np.ndarray, " row"] | None = None
     classes: Float[np.ndarray, " class"] | None = None
     full_curvature: FullCurvature | None = None
+    watch: Watch | None = None
+    time: Float[np.ndarray, " fold"] | None = None
+    full_length: int | None = None
+
+    def measure(self) -> None:
+        """Find out how slowly the chains move."""
+        if self.watch is not None:
+            self.time = slowest_time(self.sums, self.watch)
+
+    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
+        """Forget all draws of the folds ``members``, which are then made anew."""
+        served = self.previous[members]
+        for name, kept in self.contributions.items():
+            kept.forget(served[served >= 0] if name == PASSED else members)
+        self.sums.forget(members)
+        if self.watch is not None:
+            self.watch.forget(members)
+
+    @property
+    def joined(self) -> Int[np.ndarray, " fold"]:
+        """Blocks of draws in a batch of each fold: more where its chains are slow."""
+        if self.time is None:
+            return np.ones(len(self.folds), np.int64)
+        return joined_blocks(self.time, self.sums.length, self.sums.full_blocks)
+
+    @property
+    def slowest_ess(self) -> Float[np.ndarray, " fold"]:
+        """Effective draws of each fold in the direction in which its chains are slowest."""
+        if self.time is None:
+            return np.full(len(self.folds), np.nan)
+        return self.chains * self.n_draws / np.maximum(self.time, 1.0)
+
+    @property
+    def slow(self) -> Bool[np.ndarray, " fold"]:
+        """Folds whose chains are too slow for their length."""
+        return self.slowest_ess < SLOWEST_ESS
+
+    @property
+    def drifting(self) -> Bool[np.ndarray, " fold"]:
+        """Folds whose chains were still on their way together."""
+        nothing = np.zeros(len(self.folds), bool)
+        return nothing if self.watch is None else drifting(self.watch)
+
+    def variance_of(
+        self,
+        blocks: Float[np.ndarray, "member chain block"],
+        members: Int[np.ndarray, " member"] | None = None,
+    ) -> Float[np.ndarray, " member"]:
+        """Monte Carlo variance of means over the draws of folds, from those of their full blocks.
+
+        ``members`` are the folds whose draws they are; None: each fold in turn.
+        """
+        joined = self.joined if members is None else self.joined[members]
+        return batch_means_variance(blocks, self.sums.length, self.n_draws, joined)
 
     @property
     def chains(self) -> int:
@@ -150,7 +218,8 @@ def full_variance(
     evidence: Evidence, influence: Float[np.ndarray, "... draw"]
 ) -> Float[np.ndarray, " ..."]:
     """Monte Carlo variance of a mean over the full-data draws."""
-    return series_variance(influence.reshape(*influence.shape[:-1], evidence.full_chains, -1))
+    by_chain = influence.reshape(*influence.shape[:-1], evidence.full_chains, -1)
+    return series_variance(by_chain, evidence.full_length)
 
 
 def fold_variance(
@@ -168,5 +237,4 @@ def fold_variance(
     passed_weight = np.where(previous >= 0, weight[np.maximum(previous, 0)], 0.0)
     influence = weight[:, None, None] * own - passed_weight[:, None, None] * passed
     used = (weight > 0) | (passed_weight > 0)
-    variance = batch_means_variance(influence[used], evidence.sums.length, evidence.n_draws)
-    return float(variance.sum())
+    return float(evidence.variance_of(influence[used], np.flatnonzero(used)).sum())

@@ -8,7 +8,6 @@ metrics belong to the fold.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -62,7 +61,7 @@ Density = Callable[[Float[Array, "fold chain d"]], tuple[Array, Array, Array]]
 def hmc_step(
     state: ChainState,
     keys: UInt32[Array, "fold chain 2"],
-    iteration: Int[Array, ""],
+    counter: Int[Array, " fold"],
     n_steps: Int[Array, " fold"],
     adapted: Int[Array, ""],
     adapting: Bool[Array, ""],
@@ -72,12 +71,13 @@ def hmc_step(
 ) -> tuple[ChainState, StepInfo]:
     """One HMC iteration of every chain.
 
-    Randomness derives from the chain's key and the iteration, so a chain does not depend on
-    which others run beside it. With ``refresh`` no chain moves: one step of length zero, always
-    accepted, recomputes the density at the present position, so that a program needs the
-    compiled density only once and a saved state is no more than positions and step sizes.
+    Randomness derives from the chain's key and ``counter``, the number of the iteration in the
+    life of the fold, so a chain does not depend on which others run beside it. With ``refresh`` no
+    chain moves: one step of length zero, always accepted, recomputes the density at the present
+    position, so that a program needs the compiled density only once and a saved state is no more
+    than positions and step sizes.
     """
-    noise, log_uniform = _randomness(keys, iteration, noise_size(metric))
+    noise, log_uniform = _randomness(keys, counter, noise_size(metric))
     log_step = jnp.where(adapting, state.step_size.log_step, state.step_size.log_step_average)
     step = jnp.where(refresh, 0.0, jnp.exp(log_step))
 
@@ -112,7 +112,7 @@ def hmc_step(
 
 
 def _randomness(
-    keys: UInt32[Array, "fold chain 2"], iteration: Int[Array, ""], size: int
+    keys: UInt32[Array, "fold chain 2"], counter: Int[Array, " fold"], size: int
 ) -> tuple[Float[Array, "fold chain size"], Float[Array, "fold chain"]]:
     """Standard normal noise and the log of a uniform number for each chain.
 
@@ -122,9 +122,12 @@ def _randomness(
     """
     pairs = -(-(size + 1) // 2)
     running = jnp.arange(pairs, dtype=jnp.uint32)
-    counter = jnp.concatenate([jnp.full(pairs, iteration).astype(jnp.uint32), running])
-    of_chain = partial(threefry_2x32, count=counter)
-    bits = jax.vmap(jax.vmap(of_chain))(keys)[..., : size + 1]
+
+    def of_chain(key: Array, number: Array) -> Array:
+        first = jnp.full(pairs, number).astype(jnp.uint32)
+        return threefry_2x32(key, jnp.concatenate([first, running]))
+
+    bits = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))(keys, counter)[..., : size + 1]
     # 32 bits reach 6.2 standard deviations; rounding must not reach an infinite normal
     edge = 1.0 - jnp.finfo(float).eps
     symmetric = jnp.clip((bits.astype(float) + 0.5) * 2.0**-31 - 1.0, -edge, edge)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise import bridge
 from foldwise.accumulators import RunningSums
-from foldwise.diagnostics import batch_means_variance, block_means
+from foldwise.diagnostics import block_means
 from foldwise.evidence import Estimate, Evidence, fold_variance, full_variance
 from foldwise.ladder import climbed
 from foldwise.special import log_expit, logsumexp
@@ -46,7 +46,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     side = _mean_side(sums)
     log_r, own = side.log_mean[:, 0], side.blocks[:, 0]
     spread, lap = side.spread[:, 0], np.full(folds, np.nan)
-    own_variance = batch_means_variance(own, sums.length, evidence.n_draws)
+    own_variance = evidence.variance_of(own)
     partner_variance = np.zeros(folds)
     bridged = (evidence.partner >= 0) & (estimator != "mean") & (sums.undefined == 0)
     bridged &= np.isfinite(evidence.full).all(axis=1)
@@ -58,7 +58,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         bridged = np.isin(np.arange(folds), members)
         log_r[members], own[members], spread[members] = result.log_r, result.own, result.spread
         lap[members], partner_variance[members] = result.overlap, result.partner_variance
-        own_variance[members] = batch_means_variance(result.own, sums.length, evidence.n_draws)
+        own_variance[members] = evidence.variance_of(result.own, members)
         passed, full_influence = result.passed, result.full_influence
     # second-order bias of log means: one on top, one below
     correction = 0.5 * own_variance - 0.5 * partner_variance
@@ -70,7 +70,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         way = climbed(evidence, k)
         log_r[k], correction[k], lap[k], bridged[k] = way.log_r, way.correction, way.overlap, True
         own[k] = 1.0 if way.own is None else way.own
-        own_variance[k] = batch_means_variance(own[k], sums.length, evidence.n_draws)
+        own_variance[k] = evidence.variance_of(own[[k]], np.array([k]))[0]
         spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
         full_influence[k] = way.full_influence
         partner_variance[k] = full_variance(evidence, way.full_influence)
@@ -160,7 +160,7 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
     if other_folds.size:
         blocks = np.einsum("kg,kglb->klb", mix[other_folds], theirs.blocks)
         passed[from_folds] = blocks
-        partner_variance[other_folds] = batch_means_variance(blocks, sums.length, evidence.n_draws)
+        partner_variance[other_folds] = evidence.variance_of(blocks, from_folds)
     full_influence = np.zeros((folds, evidence.full.shape[1]))
     for node, terms in enumerate(log_terms):
         relative = np.exp(terms - log_b[with_full, node, None]) - 1.0
@@ -201,7 +201,7 @@ def log_draw_odds(
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = square.sum(axis=(1, 2)) / draws - (total.sum(axis=(1, 2)) / draws) ** 2
         blocks = total[..., : sums.full_blocks] / sums.length
-        own = batch_means_variance(blocks, sums.length, evidence.n_draws) * draws / spread
+        own = evidence.variance_of(blocks, members) * draws / spread
         theirs = full_variance(evidence, full) * full_draws / full.var(axis=1)
     own, theirs = (np.clip(np.nan_to_num(t, nan=1.0), 0.5, 20.0) for t in (own, theirs))
     return np.log(draws / own) - np.log(full_draws / theirs)
@@ -302,7 +302,8 @@ def _by_row(evidence: Evidence) -> Estimate:
         blocks = np.exp(sums.row_log_sum[..., : sums.full_blocks] - log_mean[:, None, None])
         blocks = np.where(bad[:, None, None], 1.0, blocks / sums.length)
         second = np.exp(logsumexp(sums.row_log_square, axis=1) - np.log(count) - 2.0 * log_mean)
-    row_variance = batch_means_variance(blocks, sums.length, evidence.n_draws)
+    row_fold = np.repeat(np.arange(len(folds)), folds.n_test)
+    row_variance = evidence.variance_of(blocks, row_fold)
     rows = log_mean + 0.5 * row_variance
     row_spread = np.where(bad, 0.0, np.maximum(second - 1.0, 0.0) * count / (count - 1))
 
@@ -311,13 +312,13 @@ def _by_row(evidence: Evidence) -> Estimate:
     elpd = np.where(sums.undefined > 0, np.nan, elpd)
     usable = np.repeat(np.isfinite(elpd), folds.n_test)
     row_weight = np.where(usable, folds.test_weight, 0.0)
-    plain = batch_means_variance(np.add.reduceat(blocks, start), sums.length, evidence.n_draws)
+    plain = evidence.variance_of(np.add.reduceat(blocks, start))
     weighted = np.add.reduceat(row_weight[:, None, None] * blocks, start)
     return Estimate(
         name="log_pointwise",
         score=elpd,
         variance=plain,
-        own_variance=float(batch_means_variance(weighted, sums.length, evidence.n_draws).sum()),
+        own_variance=float(evidence.variance_of(weighted).sum()),
         full_influence=np.zeros(0),
         full_variance=0.0,
         spread=np.add.reduceat(row_spread, start),

@@ -34,6 +34,7 @@ _COLUMNS = (
     "mcse",
     "ess",
     "rhat",
+    "slowest_ess",
     "pareto_k",
     "overlap",
     "p",
@@ -468,22 +469,27 @@ def _diagnostics(
     disagree, not_finite = mixing.rhat > mixing.limit, evidence.sums.not_finite > 0
     other = evidence.partner
     from_fold = (other >= 0) & (other < len(other))
-    trouble = stuck | disagree | not_finite
+    slow, drifting = evidence.slow, evidence.drifting
+    trouble = stuck | disagree | not_finite | slow
     status = diagnostics.fold_status(
         not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
         singular=degenerate & joint,
         flat=degenerate & (not joint),
         stuck=stuck,
         disagree=disagree,
+        drifting=slow & drifting,
+        slow=slow,
         partner=from_fold & trouble[np.where(from_fold, other, 0)],
         overlap=found.overlap,
         tail=tail,
         bridged=found.bridged,
         ess=_effective(evidence, found),
         acceptance=acceptance,
+        fit=not run.fit.settled,
     )
     return {
         "rhat": mixing.rhat,
+        "slowest_ess": evidence.slowest_ess,
         "pareto_k": tail,
         "acceptance": acceptance,
         "divergences": run.divergences.copy(),

@@ -340,12 +340,22 @@ def _shaped_like(means: Means, observed: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sample:
-    """Block sums of one sampler's draws: what the jackknife leaves out in turn."""
+    """Block sums of one sampler's draws: what the jackknife leaves out in turn.
+
+    ``joined`` is the number of blocks in a batch of each unit; None: one.
+    """
 
     total: Float[np.ndarray, "unit chain block feature"]
     length: int
     draws: int
     full_blocks: int
+    joined: Int[np.ndarray, " unit"] | None = None
+
+    def variance(
+        self, influence: Float[np.ndarray, "unit chain block"]
+    ) -> Float[np.ndarray, " unit"]:
+        """Monte Carlo variance of values on which the blocks have this influence."""
+        return batch_means_variance(influence, self.length, self.draws, self.joined)
 
     @property
     def count(self) -> int:
@@ -393,7 +403,7 @@ def _squared_error_finish(
     and not 4 e^2 v alone; estimated as max(4 e^2 - 2 v, 2 v) v.
     """
     mean, influence = jackknife(sample, lambda means: means[..., 0])
-    v = batch_means_variance(influence, sample.length, sample.draws)
+    v = sample.variance(influence)
     steep = np.sqrt(np.maximum(4.0 * mean**2 - 2.0 * v, 2.0 * v))
     return mean**2 - v, influence * (np.sign(mean) * steep)[:, None, None]
 
@@ -407,7 +417,7 @@ def _absolute_error_finish(
     the mean residual e, makes |e| too large by about 2 s (phi(t) - t Phi(-t)), t = |e| / s.
     """
     mean, influence = jackknife(sample, lambda means: means[..., 0])
-    error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
+    error = np.sqrt(sample.variance(influence))
     with np.errstate(invalid="ignore", divide="ignore"):
         _, noisy, _ = _truncated(-np.abs(mean), error)  # s (phi(t) - t Phi(-t))
     excess = np.where(error > 0, 2.0 * noisy, 0.0)
@@ -430,7 +440,7 @@ def _interval_finish(
     steep = 2.0 / (1.0 - level)
     for side, sign in ((0, -1.0), (1, 1.0)):
         end, moves = jackknife(sample, operator.itemgetter((..., side)))
-        error = np.sqrt(batch_means_variance(moves, sample.length, sample.draws))
+        error = np.sqrt(sample.variance(moves))
         beyond = sign * (context.observed - end)
         excess = np.maximum(beyond, 0.0)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -463,7 +473,7 @@ def _accuracy_finish(
     """
     margin = _margin(sample.mean, context)
     _, influence = jackknife(sample, partial(_margin, context=context))
-    error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
+    error = np.sqrt(sample.variance(influence))
     with np.errstate(invalid="ignore", divide="ignore"):
         wrong = normal_cdf(-np.abs(margin) / error)
         scale = np.where(error > 0, np.sqrt(wrong) / error, 0.0)

@@ -45,10 +45,8 @@ GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
 Members = Int[np.ndarray, " fold"]
-Refine = Callable[
-    [Int[np.ndarray, " fold"], Float[np.ndarray, "fold chain d"]],
-    tuple[Int[np.ndarray, " some"], FoldMetric],
-]
+# refine(members, positions): metrics of the folds ``members`` from where their chains are
+Refine = Callable[[Int[np.ndarray, " fold"], Float[np.ndarray, "fold chain d"]], FoldMetric]
 
 
 class Emit(NamedTuple):
@@ -73,7 +71,9 @@ class FoldData(NamedTuple):
     rung between it and the full data's, where these rows are the fold's test rows.
     ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
-    ``n_steps`` are the leapfrog steps of each iteration. ``selection`` says which model of a
+    ``n_steps`` are the leapfrog steps of each iteration, ``lived`` the iterations of earlier tries
+    that were thrown away, and ``watched`` the coordinates that are recorded to see how slowly the
+    chains move. ``selection`` says which model of a
     family the fold is of; it is empty for a model that is not of a family.
     """
 
@@ -84,6 +84,8 @@ class FoldData(NamedTuple):
     valid: Bool[Any, "fold target slot"]
     metric: FoldMetric | LocalCoordinates
     n_steps: Int[Any, "fold draw"]
+    lived: Int[Any, " fold"]
+    watched: Int[Any, "fold direction"]
     selection: Any
 
 
@@ -97,6 +99,7 @@ class BlockState(NamedTuple):
 class Segment(NamedTuple):
     """What one call of :func:`advance` recorded.
 
+    ``watched`` holds the watched coordinates of each draw, and last the log density.
     ``extras`` holds, where asked for, ``first`` and ``second``, derivatives of the targets' rows
     (fold, chain, draw, target, slot), ``replicate`` (fold, chain, draw, slot), and ``probability``
     (fold, chain, draw, class, slot).
@@ -104,6 +107,7 @@ class Segment(NamedTuple):
 
     scores: Float[Any, "fold chain draw target ..."]
     extras: dict[str, Float[Any, "fold chain draw ..."]]
+    watched: Float[Any, "fold chain draw direction"]
     acceptance: Float[Any, " fold"]
     divergences: Int[Any, " fold"]
     moves: Int[Any, "fold chain"]
@@ -155,7 +159,7 @@ def fold_extras(
                 found[name] = jnp.where(fold.valid, values[fold.rows], 0.0)
         if emit.replicate:
             # HMC's own randomness has the iteration's key; these are numbered apart from it
-            number = jnp.uint32(2**31) + iteration.astype(jnp.uint32)
+            number = jnp.uint32(2**31) + (iteration + fold.lived).astype(jnp.uint32)
             now = jax.random.fold_in(jax.random.wrap_key_data(key), number)
             rows = model.flat_simulate(now, q)[fold.rows[0]]
             found["replicate"] = jnp.where(fold.valid[0], rows, 0.0).astype(q.dtype)
@@ -207,7 +211,7 @@ def advance(
         state, info = hmc_step(
             state,
             data.keys,
-            iteration,
+            iteration + data.lived,
             data.n_steps[:, slot],
             jnp.where(iteration < shared.half, iteration, iteration - shared.half),
             iteration < shared.warmup,
@@ -218,6 +222,7 @@ def advance(
         return state, Segment(
             _put(record.scores, state.scores, slot),
             with_extras(record.extras, state.position, iteration, slot),
+            _put(record.watched, _watch(state, data.watched), slot),
             record.acceptance + jnp.where(refresh, 0.0, info.acceptance.mean(axis=1)),
             record.divergences + jnp.where(refresh, 0, info.divergent.sum(axis=1, dtype=int)),
             record.moves + jnp.where(refresh, 0, info.moved.astype(int)),
@@ -236,6 +241,7 @@ def advance(
     record = Segment(
         jnp.zeros((folds, chains, SEGMENT, *shape), dtype),
         {k: jnp.zeros((folds, chains, SEGMENT, *v.shape[2:]), dtype) for k, v in one_draw.items()},
+        jnp.zeros((folds, chains, SEGMENT, data.watched.shape[1] + 1), dtype),
         jnp.zeros(folds, dtype),
         jnp.zeros(folds, int),
         jnp.zeros((folds, chains), int),
@@ -248,6 +254,12 @@ def advance(
 def _put(kept: Array, values: Array, slot: Array) -> Array:
     """``kept`` with the values of one draw in their place."""
     return jax.lax.dynamic_update_index_in_dim(kept, values.astype(kept.dtype), slot, axis=2)
+
+
+def _watch(state: ChainState, watched: Array) -> Array:
+    """The watched coordinates of every chain, and its log density."""
+    chosen = jnp.take_along_axis(state.position, watched[:, None, :], axis=2)
+    return jnp.concatenate([chosen, state.log_density[..., None]], axis=2)
 
 
 def leapfrog_counts(step_size: float, first: int, draws: int) -> Int[np.ndarray, " draw"]:
@@ -280,18 +292,21 @@ class Sampler:
         test rows become the fold's second target.
     metric, pilot_metric
         Metric of every fold, and of the full data for ``PILOTS`` pilots.
-    refine
-        ``refine(members, positions)``: which of the folds ``members`` get a new metric from their
-        chains' positions, and that metric; asked half-way through warm-up. None: no fold does.
+    refine, far
+        ``refine(members, positions)``: metrics of the folds ``members`` from their chains'
+        positions, asked half-way through warm-up for the folds marked ``far``, and for all that
+        are tried again. None: no fold gets one.
     start, pilot_start
         Starting positions of the folds' chains, and draws of the full-data posterior.
+    watched
+        Coordinates of each fold that are recorded besides, to see how slowly chains move.
     emit
         What is recorded of each draw.
 
     ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
-    leapfrog steps. ``done`` counts the iterations of every chain, warm-up included, and
-    ``gradients`` the gradients of all chains but the pilots'. ``pilot_end`` is where the pilots
-    were in the end.
+    leapfrog steps. ``done`` counts the iterations of every chain, warm-up included, ``lived`` those
+    of earlier tries of a fold that were thrown away, and ``gradients`` the gradients of all chains
+    but the pilots'. ``pilot_end`` is where the pilots were in the end.
     """
 
     def __init__(
@@ -302,8 +317,10 @@ class Sampler:
         metric: Metric,
         pilot_metric: Metric,
         refine: Refine | None,
+        far: Bool[np.ndarray, " fold"],
         start: Float[np.ndarray, "fold chain d"],
         pilot_start: Float[np.ndarray, "pilot chain d"],
+        watched: Int[np.ndarray, "fold direction"],
         emit: Emit,
         warmup: int,
         seed: int,
@@ -311,11 +328,12 @@ class Sampler:
     ):
         self.model, self.folds, self.previous = model, folds, previous
         self.metric, self.pilot_metric, self.pilot_start = metric, pilot_metric, pilot_start
-        self.refine = refine
+        self.refine, self.far, self.watched = refine, far.copy(), watched
         self.emit, self.warmup, self.seed, self.precision = emit, warmup, seed, precision
         self.position = np.array(start, precision)
         self.step_size = 1.0
         self.steps = StepSize(*np.zeros((4, len(folds)), precision))
+        self.lived = np.zeros(len(folds), np.int64)
         self.done = self.gradients = 0
         self.pilot_end = np.zeros((0, start.shape[-1]))
         self.temper, self.rung = np.zeros(len(folds)), 0
@@ -327,6 +345,7 @@ class Sampler:
         twin = copy(self)
         twin.position = self.position.copy()
         twin.steps = StepSize(*(part.copy() for part in self.steps))
+        twin.lived, twin.far = self.lived.copy(), self.far.copy()
         twin.metric = jax.tree.map(np.copy, self.metric)
         share_blocks([twin])
         return twin
@@ -343,6 +362,8 @@ class Sampler:
         twin = copy(self)
         twin.folds, twin.previous = self.folds[members], np.full(len(members), -1)
         twin.metric, twin.refine, twin.temper = metric, None, temper
+        twin.lived, twin.watched = np.zeros(len(members), np.int64), self.watched[members]
+        twin.far = np.zeros(len(members), bool)
         twin.rung, twin.done, twin.gradients = rung, 0, 0
         twin.position = np.array(start, self.precision)
         twin.steps = _same_steps(self.step_size, len(members), self.precision)
@@ -371,12 +392,21 @@ class Sampler:
 
     def _refine(self, members: Members, position: Float[np.ndarray, "fold chain d"]) -> None:
         """Give new metrics to those of the folds that are to have one."""
-        if self.refine is None:
+        which = np.flatnonzero(self.far[members])
+        if self.refine is None or not which.size:
             return
         assert isinstance(self.metric, FoldMetric)
-        which, metric = self.refine(members, position)
+        metric = self.refine(members[which], position[which])
         for mine, new in zip(self.metric, metric, strict=True):
             mine[members[which]] = new
+
+    def begin_again(self, members: Members) -> None:
+        """Prepare to warm up the folds ``members`` anew, from where their chains are."""
+        self.lived[members] += self.done
+        self.far[members] = True
+        for mine, new in zip(self.steps, _restarted(self.steps), strict=True):
+            mine[members] = new[members]
+        self._refine(members, self.position[members])
 
     def _shared(self, first: int, draws: int) -> Shared:
         metric = () if isinstance(self.metric, FoldMetric) else self.metric[:3]
@@ -418,6 +448,8 @@ class Sampler:
             np.stack([t[1] for t in targets], axis=1),
             _metric_of(self.metric, members, self.precision),
             self._n_steps(len(members), 0, 0),
+            self.lived[members].astype(np.int32),
+            self.watched[members].astype(np.int32),
             jax.tree.map(lambda a: np.stack([a] * len(members)), self.model.selection),
         )
 
@@ -432,6 +464,7 @@ class Sampler:
             valid=np.zeros_like(data.valid),
             metric=_metric_of(self.pilot_metric, members, self.precision),
             n_steps=self._n_steps(PILOTS, 0, SEGMENT),
+            lived=np.zeros_like(data.lived),
         )
         steps = _same_steps(self.step_size, PILOTS, self.precision)
         return BlockState(self.pilot_start[members].astype(self.precision), steps), data
@@ -486,27 +519,35 @@ def tune_together(samplers: Sequence[Sampler], guess: float) -> None:
 
 
 def run_together(
-    samplers: Sequence[Sampler], draws: int
+    samplers: Sequence[Sampler], draws: int, again: Sequence[Members] | None = None
 ) -> Iterator[tuple[Sampler, Members, Segment, int]]:
     """Take every chain ``draws`` iterations further, after warm-up if it has not been done.
+
+    With ``again``, positions of folds for each sampler: only these, warm-up and all their draws
+    anew, from where their chains are.
 
     Yields, for each sampler of each block and segment, the positions of its folds in the block,
     what was recorded of them, and the number of iterations, negative during warm-up.
     """
-    first = samplers[0].done
+    first = samplers[0].done if again is None else 0
     last = max(first, samplers[0].warmup) + draws
+    chosen = again or [np.arange(len(sampler.folds)) for sampler in samplers]
+    members = {id(sampler): own for sampler, own in zip(samplers, chosen, strict=True)}
+    if again is not None:
+        for sampler, own in zip(samplers, again, strict=True):
+            sampler.begin_again(own)
     for group in _groups(samplers):
         program = group[0].compile()
-        for pieces in _blocks(group):
+        for pieces in _blocks(group, [members[id(sampler)] for sampler in group]):
             yield from _run_block(program, pieces, first, last)
         for sampler in group:
             sampler.done = last
 
 
-def _blocks(group: list[Sampler]) -> Iterator[list[tuple[Sampler, Members]]]:
-    """The folds of all samplers, block by block."""
-    owner = np.repeat(np.arange(len(group)), [len(sampler.folds) for sampler in group])
-    fold = np.concatenate([np.arange(len(sampler.folds)) for sampler in group])
+def _blocks(group: list[Sampler], chosen: list[Members]) -> Iterator[list[tuple[Sampler, Members]]]:
+    """The chosen folds of all samplers, block by block."""
+    owner = np.repeat(np.arange(len(group)), [len(members) for members in chosen])
+    fold = np.concatenate(chosen)
     for start in range(0, len(fold), group[0].block):
         part = slice(start, start + group[0].block)
         yield [(group[who], fold[part][owner[part] == who]) for who in np.unique(owner[part])]
@@ -541,6 +582,7 @@ def _run_block(
         record = record._replace(
             scores=record.scores[:, :, :count],
             extras={name: values[:, :, :count] for name, values in record.extras.items()},
+            watched=record.watched[:, :, :count],
         )
         for (sampler, members), part in zip(pieces, parts, strict=True):
             own = jax.tree.map(lambda a, part=part: a[part], record)

@@ -14,7 +14,7 @@ from foldwise import logscore
 from foldwise.accumulators import BlockSums, concatenated_ranges
 from foldwise.checks import check_name
 from foldwise.diagnostics import batch_means_variance
-from foldwise.evidence import Estimate, Evidence, FullCurvature, fold_variance
+from foldwise.evidence import PASSED, Estimate, Evidence, FullCurvature, fold_variance
 from foldwise.ladder import LEAST_OVERLAP
 from foldwise.rules import (
     BELOW,
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from foldwise.tuning import FullData
 
 KEEP = ("position", "predictive")
-# The partner's side of the Hyvarinen score, where the partner is another fold.
-_PASSED = "curvature_passed"
 # Values of stored predictive draws that are worked on at once: about 32 MB an array.
 _CHUNK = 2**22
 # Probability of classes not seen that a row may have before scores of classes are refused.
@@ -229,7 +227,7 @@ def begin(
         start = folds.test_start if contribution.by_row else np.arange(len(folds) + 1)
         evidence.contributions[contribution.name] = BlockSums.empty(start, chains, batch)
     if CURVATURE in needed and (evidence.previous >= 0).any():
-        evidence.contributions[_PASSED] = BlockSums.empty(folds.test_start, chains, batch)
+        evidence.contributions[PASSED] = BlockSums.empty(folds.test_start, chains, batch)
 
 
 def make_room(evidence: Evidence, draws: int) -> None:
@@ -275,7 +273,7 @@ def record(
             )
         sums = evidence.contributions[contribution.name]
         sums.update(members, contribution.features(drawn), log_weight)
-    if _PASSED in evidence.contributions:
+    if PASSED in evidence.contributions:
         _record_passed(evidence, members, joint, extras)
 
 
@@ -283,7 +281,7 @@ def _online(evidence: Evidence) -> list[Contribution]:
     """Contributions that are kept as running sums."""
     known = {r.contribution.name: r.contribution for r in RULES.values() if r.contribution}
     known[BELOW.name] = BELOW
-    return [known[name] for name in evidence.contributions if name != _PASSED]
+    return [known[name] for name in evidence.contributions if name != PASSED]
 
 
 def _drawn(
@@ -348,7 +346,7 @@ def _record_passed(
     node = evidence.full_curvature.node[served][:, None, None]
     away = np.repeat(expit(node - joint[serving, ..., 1]), counts, axis=0)
     values = partner_features(away, d, dd)
-    evidence.contributions[_PASSED].update(served, values)
+    evidence.contributions[PASSED].update(served, values)
 
 
 def partner_features(away: np.ndarray, d: np.ndarray, dd: np.ndarray) -> np.ndarray:
@@ -438,7 +436,9 @@ def _sample(evidence: Evidence, contribution: Contribution) -> Sample:
         if contribution.stored
         else evidence.contributions[contribution.name].total
     )
-    return Sample(total, sums.length, evidence.n_draws, sums.full_blocks)
+    sizes = evidence.folds.n_test if contribution.by_row else 1
+    joined = np.repeat(evidence.joined, sizes)
+    return Sample(total, sums.length, evidence.n_draws, sums.full_blocks, joined)
 
 
 def _stored_total(
@@ -492,7 +492,7 @@ def _bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
     if with_full.any():
         other[with_full] = theirs.mean
     if with_fold.any():
-        kept = evidence.contributions[_PASSED].total[with_fold]
+        kept = evidence.contributions[PASSED].total[with_fold]
         passed = Sample(kept, sums.length, evidence.n_draws, sums.full_blocks)
         other[with_fold] = passed.mean
 
@@ -553,7 +553,7 @@ def _assembled(
     ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners;
     ``unit_weight`` the weights in the total, if not those of the rows or folds.
     """
-    folds, draws, length = evidence.folds, evidence.n_draws, evidence.sums.length
+    folds = evidence.folds
     k = len(folds)
     sizes = folds.n_test if by_row else np.ones(k, int)
     start = folds.test_start[:-1] if by_row else np.arange(k)
@@ -568,11 +568,12 @@ def _assembled(
         return np.add.reduceat(np.reshape(weight, (-1, 1, 1)) * blocks, start)
 
     passed = np.zeros((k, *influence.shape[1:]))
-    variance = batch_means_variance(of_fold(influence), length, draws)
-    row_variance = batch_means_variance(influence, length, draws)
+    fold, other = np.arange(k), _other_fold(evidence)
+    variance = evidence.variance_of(of_fold(influence))
+    row_variance = evidence.variance_of(influence, np.repeat(fold, sizes))
     if from_folds is not None:
-        variance += batch_means_variance(of_fold(from_folds), length, draws)
-        row_variance += batch_means_variance(from_folds, length, draws)
+        variance += evidence.variance_of(of_fold(from_folds), other)
+        row_variance += evidence.variance_of(from_folds, np.repeat(other, sizes))
         passed = _moved(evidence, -of_fold(from_folds, unit_weight))
     shared, full_part = np.zeros(0), 0.0
     if from_full is not None and (evidence.partner == k).any():
@@ -609,6 +610,13 @@ def _assembled(
     )
 
 
+def _other_fold(evidence: Evidence) -> Int[np.ndarray, " fold"]:
+    """The fold that is each fold's partner; the fold itself where its partner is no fold."""
+    other = evidence.partner
+    from_fold = (other >= 0) & (other < len(other))
+    return np.where(from_fold, other, np.arange(len(other)))
+
+
 def _moved(
     evidence: Evidence, influence: Float[np.ndarray, "fold chain block"]
 ) -> Float[np.ndarray, "fold chain block"]:
@@ -630,7 +638,7 @@ def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
         return None
     sample = _sample(evidence, BELOW)
     _, influence = jackknife(sample, lambda means: means[..., 0] + 0.5 * means[..., 1])
-    error = np.sqrt(batch_means_variance(influence, sample.length, sample.draws))
+    error = np.sqrt(sample.variance(influence))
     error = np.maximum(error, 1.0 / (evidence.chains * sample.draws))
     return {"below": sample.mean[:, 0], "equal": sample.mean[:, 1], "mcse": error}
 

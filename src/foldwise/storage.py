@@ -33,9 +33,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from foldwise.accumulators import BlockSums, RunningSums
+from foldwise.accumulators import BlockSums, RunningSums, Watch
 from foldwise.crossval import Run, Settings
-from foldwise.diagnostics import Mixing, fold_status, series_variance
+from foldwise.diagnostics import SLOWEST_ESS, Mixing, fold_status, series_variance
 from foldwise.evaluate import rows_at
 from foldwise.evidence import Evidence, FullCurvature
 from foldwise.fit import Fit
@@ -71,6 +71,7 @@ _RECORDS: dict[str, Any] = {
         Settings,
         SharedMetric,
         StepSize,
+        Watch,
     )
 }
 # Arrays from this size on are compressed: blocks not yet reached and padding shrink to nothing.
@@ -512,7 +513,8 @@ def _run_parts(run: Run) -> dict[str, Any]:
     del evidence["folds"]
     if run.evidence.draws is not None:
         evidence["draws"] = run.evidence.draws[..., 1:]
-    names = ("position", "steps", "step_size", "metric", "done", "gradients", "emit")
+    names = ("position", "steps", "step_size", "metric", "done", "gradients")
+    names = (*names, "emit", "lived", "watched")
     sampler = {name: getattr(run.sampler, name) for name in names}
     return {**parts, "evidence": evidence, "sampler": sampler}
 
@@ -558,8 +560,10 @@ def restore_run(result: CVResult, model: Model) -> Run:
         metric=saved["metric"],
         pilot_metric=_pilot_metric(saved["metric"]),
         refine=None,
+        far=np.zeros(len(folds), bool),
         start=start,
         pilot_start=np.zeros((PILOTS, *start.shape[1:])),
+        watched=saved["watched"],
         emit=saved["emit"],
         warmup=settings.warmup,
         seed=settings.seed,
@@ -567,6 +571,7 @@ def restore_run(result: CVResult, model: Model) -> Run:
     )
     sampler.steps, sampler.step_size = saved["steps"], saved["step_size"]
     sampler.done, sampler.gradients = saved["done"], saved["gradients"]
+    sampler.lived = saved["lived"]
     return Run(model=model, sampler=sampler, evidence=recorded, **parts)
 
 
@@ -756,12 +761,15 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
         flat=was == "no spread",
         stuck=was == "stuck chain",
         disagree=table["rhat"].values > limit,
+        drifting=was == "not settled",
+        slow=table["slowest_ess"].values < SLOWEST_ESS,
         partner=was == "partner in trouble",
         overlap=table["overlap"].values,
         tail=table["pareto_k"].values,
         bridged=table["estimator"].values != "mean",
         ess=table["ess"].values,
         acceptance=table["acceptance"].values,
+        fit=was == "fit not settled",
     ).astype(object)
 
 

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from foldwise.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.evaluate import gradients, rows_at
 from foldwise.fit import Fit
 from foldwise.folds import Folds
 from foldwise.metric import (
+    DENSE_DIMENSION,
     FOLD_METRIC_DIMENSION,
     FoldMetric,
     LocalCoordinates,
@@ -39,6 +41,8 @@ _LOCAL_DRAWS = 3
 POINTS, MANY_POINTS_DIMENSION = 4, 50
 # Folds whose curvature is computed in one call.
 _AT_ONCE = 32
+# Coordinates of a fold that are watched, and full-data draws by which they are chosen.
+WATCHED, _WATCH_DRAWS = 100, 500
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,41 @@ def start_positions(
     return positions[chosen]
 
 
+def full_batch(fit: Fit, full: FullData) -> int:
+    """Length of batches of full-data draws: sqrt(draws), and several autocorrelation times.
+
+    The time is that of the slowest parameter, in the draws that are used; at least
+    ``LEAST_BATCHES`` batches fit into a chain.
+    """
+    draws = len(full.positions) // full.chains
+    time = len(full.positions) / max(float(np.nanmin(fit.ess)), 1.0)
+    wanted = max(int(np.sqrt(draws)), int(np.ceil(BATCH_TIMES * time)), 1)
+    return min(wanted, max(draws // LEAST_BATCHES, 1))
+
+
+def watched_coordinates(
+    fit: Fit, full: FullData, most: int = WATCHED
+) -> Int[np.ndarray, "fold direction"]:
+    """The coordinates of each fold that are recorded to see how slowly its chains move.
+
+    All of them where there are no more than ``most``; else half as many that are slowest in the
+    full-data fit, and half as many with which, over the full-data draws, the fold's score goes
+    together most.
+    """
+    folds, d = len(full.joint), fit.positions.shape[-1]
+    if d <= most:
+        return np.broadcast_to(np.arange(d), (folds, d))
+    slowest = np.argsort(fit.ess, kind="stable")[: most // 2]
+    some = np.linspace(0, len(full.positions) - 1, _WATCH_DRAWS).astype(int)
+    positions = full.positions[some] - full.positions[some].mean(axis=0)
+    positions /= np.maximum(positions.std(axis=0), np.finfo(float).tiny ** 0.5)
+    score = full.joint[:, some]
+    together = np.abs(np.nan_to_num(score - score.mean(axis=1, keepdims=True)) @ positions)
+    together[:, slowest] = -1.0
+    closest = np.argpartition(-together, most - most // 2, axis=1)[:, : most - most // 2]
+    return np.concatenate([np.broadcast_to(slowest, (folds, most // 2)), closest], axis=1)
+
+
 def pilot_positions(
     full: FullData, pilots: int, chains: int, seed: int
 ) -> Float[np.ndarray, "pilot chain d"]:
@@ -129,10 +168,15 @@ def pilot_positions(
 
 @dataclass(frozen=True)
 class Locals:
-    """Which coordinates are local to each fold, and the curvature of their prior."""
+    """Which coordinates are local to each fold, and the curvature of their prior.
+
+    ``tied`` marks folds some of whose local coordinates the prior ties to each other, like the
+    future of a random walk: their scale is not that of each coordinate by itself.
+    """
 
     local: Bool[np.ndarray, "fold d"]
     curvature: Float[np.ndarray, " d"]
+    tied: Bool[np.ndarray, " fold"]
 
 
 def first_metrics(
@@ -142,32 +186,28 @@ def first_metrics(
     found: Locals,
     start: Float[np.ndarray, "fold chain d"],
     pilots: int,
-) -> tuple[Metric, Metric, Refine | None]:
-    """Metric of every fold, that of the full data for the pilots, and how to refine the first.
+) -> tuple[Metric, Metric, Refine | None, Bool[np.ndarray, " fold"]]:
+    """Metric of every fold, that of the full data for the pilots, how to refine the first, where.
 
     Folds far from the full data get theirs from where their chains are, refined during warm-up.
     """
-    S = fit.covariance
-    if not fold_metrics_fit(model, folds):
+    S, far = fit.covariance, _far(folds) | found.tied
+    if not (fold_metrics_fit(model, folds) or (far.any() and _matrices_fit(model, folds))):
         shared = shared_metric(S, found.local, found.curvature)
-        return shared, nothing_local(shared, pilots), None
+        return shared, nothing_local(shared, pilots), None, np.zeros(len(folds), bool)
     own = near_metric(S, found.local, np.broadcast_to(found.curvature, found.local.shape))
     nothing = np.zeros((pilots, model.dimension), bool)
-    full, far = near_metric(S, nothing, np.ones(nothing.shape)), np.flatnonzero(_far(folds))
-    if not far.size:
-        return own, full, None
+    full = near_metric(S, nothing, np.ones(nothing.shape))
 
     def refine(
         members: Int[np.ndarray, " member"], positions: Float[np.ndarray, "member chain d"]
-    ) -> tuple[Int[np.ndarray, " far"], FoldMetric]:
-        which = np.flatnonzero(np.isin(members, far))
-        if not which.size:
-            return which, FoldMetric(*(part[:0] for part in own))
-        return which, far_metric(S, curvatures(model, folds[members[which]], positions[which]))
+    ) -> FoldMetric:
+        return far_metric(S, curvatures(model, folds[members], positions))
 
-    for part, new in zip(own, refine(far, start[far])[1], strict=True):
-        part[far] = new
-    return own, full, refine
+    if far.any():
+        for part, new in zip(own, refine(np.flatnonzero(far), start[far]), strict=True):
+            part[far] = new
+    return own, full, refine, far
 
 
 def rung_metric(
@@ -199,8 +239,13 @@ def _far(folds: Folds) -> Bool[np.ndarray, " fold"]:
 
 def fold_metrics_fit(model: Model, folds: Folds) -> bool:
     """Whether each fold gets its own metric: few parameters, and memory for all of them."""
+    return model.dimension <= FOLD_METRIC_DIMENSION and _matrices_fit(model, folds)
+
+
+def _matrices_fit(model: Model, folds: Folds) -> bool:
+    """Whether a matrix for each fold is worth its time and memory where folds are far."""
     d = model.dimension
-    return d <= FOLD_METRIC_DIMENSION and len(folds) * d * d <= _METRIC_VALUES
+    return d <= DENSE_DIMENSION and len(folds) * d * d <= _METRIC_VALUES
 
 
 def curvatures(
@@ -268,7 +313,34 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
     curvature = _prior_curvature(model, fit)
     positive = np.isfinite(curvature) & (curvature > 0)
     # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
-    return Locals(np.concatenate(found) & positive, np.where(positive, curvature, 1.0))
+    local, curvature = np.concatenate(found) & positive, np.where(positive, curvature, 1.0)
+    return Locals(local, curvature, _tied(model, fit, local, curvature))
+
+
+def _tied(
+    model: Model, fit: Fit, local: Bool[np.ndarray, "fold d"], curvature: Float[np.ndarray, " d"]
+) -> Bool[np.ndarray, " fold"]:
+    """Folds whose local coordinates are tied to each other by the prior.
+
+    Moving all of them at once, by v with random signs, changes the gradient of the log prior by
+    minus its curvature times v; where coordinates are not tied that is the curvature of each times
+    its own v. A difference of a tenth of the curvature counts.
+    """
+    several = np.flatnonzero(local.sum(axis=1) > 1)
+    tied = np.zeros(len(local), bool)
+    if not several.size:
+        return tied
+    point, spread = fit.central_draws(1)[0], 1e-3 / np.sqrt(curvature)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=local.shape[1])
+    for first in range(0, len(several), _AT_ONCE):
+        members = several[first : first + _AT_ONCE]
+        move = np.where(local[members], signs * spread, 0.0)
+        either = np.concatenate([point - move, point + move])
+        before, after = np.split(gradients(model, either, _no_rows(model)).gradient, 2)
+        alone = curvature * move
+        excess = np.abs(0.5 * (before - after) - alone) > 0.1 * np.abs(alone)
+        tied[members] = (excess & local[members]).any(axis=1)
+    return tied
 
 
 def _no_rows(model: Model) -> Bool[np.ndarray, "1 row"]:
