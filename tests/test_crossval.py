@@ -7,7 +7,6 @@ import pytest
 
 import foldwise as fw
 from foldwise import sampler as sampler_module
-from foldwise.crossval import BatchWarning
 from foldwise.results import FoldWarning
 
 
@@ -128,27 +127,6 @@ def test_repeated_k_fold_weighs_rows(prepared):
     assert rows.se == pytest.approx(once.se, rel=0.05)
     assert rows.mcse < once.mcse
     assert joint.se == pytest.approx(run(prepared, "five_fold", scores="log").se, rel=0.1)
-
-
-def test_a_batch_that_is_too_short_is_said():
-    """Nearly all posterior mass along one slow direction: NUTS draws are correlated."""
-    rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(6), 2)
-    y = rng.normal(size=12)
-
-    def log_prior(q):  # a funnel, centred: slow for any sampler
-        return -0.5 * q["s"] ** 2 / 9 + jnp.sum(-0.5 * (q["a"] * jnp.exp(-q["s"])) ** 2 - q["s"])
-
-    model = fw.Model(
-        log_prior,
-        lambda q: -0.5 * (0.3 * (y - q["a"][groups])) ** 2,
-        {"s": 0.0, "a": np.zeros(6)},
-        n_obs=12,
-    )
-    fit = fw.fit(model, seed=1, progress=False)
-    folds = fw.leave_group_out(groups)
-    with pytest.warns(BatchWarning, match="batch=1 is short for this model.*try batch="):
-        fw.cross_validate(model, folds, fit=fit, batch=1, seed=1, progress=False)
 
 
 # ---------------------------------------------------------------- trouble in folds

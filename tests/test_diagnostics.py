@@ -128,21 +128,26 @@ def test_pareto_k_of_a_constant_is_undefined():
 
 def test_status_is_the_worst_that_holds():
     good = {
+        "improper": False,
         "not_finite": False,
         "singular": False,
         "flat": False,
         "stuck": False,
         "disagree": False,
+        "drifting": False,
+        "slow": False,
         "partner": False,
         "overlap": 100.0,
         "tail": 0.1,
         "bridged": True,
         "ess": 200.0,
         "acceptance": 0.8,
+        "fit": False,
     }
     cases = [
         ("fine", {}),
-        ("low acceptance", {"acceptance": 0.4}),
+        ("fit not settled", {"fit": True}),
+        ("low acceptance", {"acceptance": 0.4, "fit": True}),
         ("few effective draws", {"acceptance": 0.4, "ess": 10.0}),
         ("fine", {"tail": 2.0}),
         ("heavy tail", {"tail": 2.0, "bridged": False, "ess": 10.0}),
@@ -150,14 +155,17 @@ def test_status_is_the_worst_that_holds():
         ("fine", {"overlap": 2.0, "bridged": False}),
         ("partner in trouble", {"partner": True, "overlap": 2.0}),
         ("fine", {"partner": True, "bridged": False}),
-        ("chains disagree", {"disagree": True, "overlap": 2.0, "partner": True}),
+        ("too slow", {"slow": True, "overlap": 2.0, "partner": True}),
+        ("not settled", {"slow": True, "drifting": True}),
+        ("chains disagree", {"disagree": True, "drifting": True, "slow": True}),
         ("stuck chain", {"stuck": True, "disagree": True}),
         ("no spread", {"flat": True, "stuck": True}),
         ("singular covariance", {"singular": True, "flat": True}),
         ("not finite", {"not_finite": True, "stuck": True}),
+        ("improper", {"improper": True, "not_finite": True}),
     ]
     arguments = {key: np.array([{**good, **change}[key] for _, change in cases]) for key in good}
     status = diagnostics.fold_status(**arguments)
     assert status.tolist() == [name for name, _ in cases]
     lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 10 and lines[0].startswith("not finite: 1 of 14 folds (13)")
+    assert len(lines) == 14 and lines[0].startswith("improper: 1 of 18 folds (17)")

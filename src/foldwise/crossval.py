@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from foldwise import scores as scoring
 from foldwise.accumulators import GRID, RunningSums, Watch
 from foldwise.checks import check_count, check_name, resolve_seed
-from foldwise.diagnostics import batch_means_variance
 from foldwise.evaluate import gradients_program, rows_program
 from foldwise.evidence import Evidence
 from foldwise.family import ModelFamily
@@ -61,10 +60,6 @@ PRECISIONS = ("float64", "float32")
 LEAST_BATCHES = 20
 # Times that the chains of a fold that are too slow for their length warm up again.
 MOST_TRIES = 3
-
-
-class BatchWarning(UserWarning):
-    """The batch length does not fit the chains' autocorrelation."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ class Run:
             return np.zeros(0, int)
         joint = estimate(evidence, "log", self.settings.estimator)
         possible = np.isfinite(evidence.sums.log_sum).any(axis=(1, 2))
-        far = ~(joint.overlap >= LEAST_OVERLAP) & (evidence.sums.undefined == 0) & possible
+        far = ~(joint.overlap >= LEAST_OVERLAP) & ~evidence.undefined & possible
         return np.flatnonzero(far & (evidence.partner == len(self.folds)))
 
     def record(self, members: Int[np.ndarray, " fold"], record: Segment) -> None:
@@ -287,9 +282,11 @@ def cross_validate(
     warmup
         Iterations before them.
     batch
-        Draws per batch of the batch-means error, doubled as a chain grows beyond 64 batches.
+        Shortest batch of the batch-means error, in draws; doubled as a chain grows beyond 64
+        batches, and in folds whose chains are slow until a batch holds four autocorrelation times.
     target_mcse
-        Run on until the total's Monte Carlo error is at most this.
+        Run on until the total's Monte Carlo error is at most this, and no chains are too slow for
+        their length.
     max_draws
         Draws of each chain at which such a run stops, with a warning if it is not there.
     estimator
@@ -467,7 +464,6 @@ def _prepare(
     began = time.perf_counter()
     bar.start("full-data draws of the test rows")
     full = full_data(model, folds, fit)
-    _check_batch(full, settings.batch)
     classes = scoring.classes_of(model, settings.scores, full.positions)
     emit = scoring.emitted(settings.scores, settings.keep, folds, model, classes)
     partner, previous = _partners(folds, settings.estimator)
@@ -489,8 +485,11 @@ def _prepare(
         settings.seed,
         settings.precision,
     )
+    evidence = _no_evidence(model, folds, partner, previous, full, settings, emit, classes, draws)
+    k, directions = len(folds), watched.shape[1] + 1  # the log density is watched too
+    evidence.watch = Watch.empty(k, settings.chains, directions, settings.batch)
+    evidence.full_length, evidence.improper = full_batch(fit, full), found.improper
     seconds["prepare"] = time.perf_counter() - began
-    k = len(folds)
     return Run(
         model,
         folds,
@@ -499,7 +498,7 @@ def _prepare(
         full.positions,
         found,
         sampler,
-        _no_evidence(model, folds, partner, previous, full, fit, settings, emit, classes, draws),
+        evidence,
         np.zeros(k),
         np.zeros(k, np.int64),
         np.zeros((k, settings.chains), np.int64),
@@ -582,7 +581,6 @@ def _no_evidence(
     partner: Int[np.ndarray, " fold"],
     previous: Int[np.ndarray, " fold"],
     full: FullData,
-    fit: Fit,
     settings: Settings,
     emit: Emit,
     classes: Float[np.ndarray, " class"],
@@ -598,9 +596,6 @@ def _no_evidence(
     row_start = folds.test_start if emit.by_row else None
     sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
     evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
-    directions = min(model.dimension, WATCHED) + 1
-    evidence.watch = Watch.empty(k, settings.chains, directions, settings.batch)
-    evidence.full_length = full_batch(fit, full)
     names, kept = settings.scores, settings.keep
     scoring.begin(evidence, model, names, kept, classes, settings.chains, settings.batch)
     if CURVATURE.name in evidence.contributions:
@@ -622,42 +617,18 @@ def _bridge_nodes(
     return np.stack([own, own[np.maximum(previous, 0)]], axis=1)
 
 
-def _check_batch(full: FullData, batch: int) -> None:
-    """Warn when batch means disagree with arviz about the score's ESS on the full-data draws."""
-    from arviz_stats.base import array_stats
-
-    chosen = np.linspace(0, len(full.joint) - 1, min(20, len(full.joint))).astype(int)
-    series = full.joint[chosen].reshape(len(chosen), full.chains, -1)
-    series = series[np.isfinite(series).all(axis=(1, 2)) & (np.ptp(series, axis=(1, 2)) > 0)]
-    draws = series.shape[-1]
-    blocks = draws // batch
-    if blocks < 2 or not len(series):
-        return
-    means = series[..., : blocks * batch].reshape(*series.shape[:2], blocks, batch).mean(axis=-1)
-    variance = batch_means_variance(means, batch, draws)
-    by_batches = series.reshape(len(series), -1).var(axis=1, ddof=1) / variance
-    by_arviz = array_stats.ess(series, chain_axis=1, draw_axis=2, method="mean")
-    ratio = float(np.median(by_batches / by_arviz))
-    if ratio > 1.5:
-        warnings.warn(
-            f"batch={batch} is short for this model: on the full-data draws, batch means see "
-            f"{ratio:.1f} times as many effective draws of the score as arviz does, so Monte "
-            f"Carlo errors may be {np.sqrt(ratio):.1f} times too small; try "
-            f"batch={int(np.ceil(2 * batch * ratio))} with more draws",
-            BatchWarning,
-            stacklevel=4,
-        )
-
-
 def _run_to_target(runs: Sequence[Run], target: float, max_draws: int, bar: Progress) -> None:
-    """Run on in rounds until every total's Monte Carlo error is at most ``target``."""
+    """Run on in rounds until every total's Monte Carlo error is at most ``target``.
+
+    An error counts only when no fold's chains are too slow for their length.
+    """
     more = {id(run): _draws_to_target(run, target, max_draws) for run in runs}
     while pending := [run for run in runs if more[id(run)]]:
         sample(pending, max(more.values()), bar)
         more |= {id(run): _draws_to_target(run, target, max_draws) for run in pending}
     for run in runs:
         own, fixed = _main_variances(run)
-        if not own + fixed <= target**2:
+        if not own + fixed <= target**2 or run.evidence.slow.any():
             message = _why_missed(run, target, max_draws, own, fixed)
             warnings.warn(message, stacklevel=3)
 
@@ -665,10 +636,13 @@ def _run_to_target(runs: Sequence[Run], target: float, max_draws: int, bar: Prog
 def _draws_to_target(run: Run, target: float, max_draws: int) -> int:
     """How many draws to add in the next round; 0 when the target is reached or out of reach."""
     own, fixed = _main_variances(run)
-    have = run.evidence.n_draws
-    if own + fixed <= target**2 or not own + fixed < np.inf or fixed >= target**2:
+    have, slow = run.evidence.n_draws, run.evidence.slow
+    reached = own + fixed <= target**2 and not slow.any()
+    if reached or not own + fixed < np.inf or fixed >= target**2:
         return 0
     needed = int(np.ceil(have * own / (target**2 - fixed) * 1.1))
+    if slow.any():
+        needed = max(needed, run.evidence.draws_needed)
     # at most three times as long at once: the error is itself an estimate
     more = min(needed, 3 * have, max_draws) - have
     return min(max(more, run.settings.batch), max_draws - have)
@@ -680,13 +654,20 @@ def _why_missed(run: Run, target: float, max_draws: int, own: float, fixed: floa
             f"target_mcse={target:g} cannot be reached: the Monte Carlo error of "
             f"{run.settings.scores[0]} is not a number; look at the folds' status"
         )
-    longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * fixed / target**2))
-    reason = (
-        f"the full-data draws alone contribute {np.sqrt(fixed):.3g}; pass a "
-        f"longer fit, fit=foldwise.fit(model, draws={longer})"
-        if fixed >= target**2
-        else f"max_draws={max_draws} was reached"
-    )
+    if fixed >= target**2:
+        longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * fixed / target**2))
+        reason = (
+            f"the full-data draws alone contribute {np.sqrt(fixed):.3g}; pass a "
+            f"longer fit, fit=foldwise.fit(model, draws={longer})"
+        )
+    elif run.evidence.slow.any():
+        reason = (
+            f"max_draws={max_draws} was reached, and the error is not to be trusted while "
+            f"chains of {int(run.evidence.slow.sum())} folds are too slow for their length; they "
+            f"need about {run.evidence.draws_needed} draws, or another parameterisation"
+        )
+    else:
+        reason = f"max_draws={max_draws} was reached"
     return (
         f"target_mcse={target:g} was not reached: the Monte Carlo error is "
         f"{np.sqrt(own + fixed):.3g}; {reason}"

@@ -32,6 +32,8 @@ ACCEPTANCE_LIMIT = 0.5
 
 # Worst first. What is wrong with a fold, and what to do about it.
 ADVICE = {
+    "improper": "no answer exists: the training rows say nothing about a parameter, and its prior "
+    "is flat; give it a proper prior",
     "not finite": "log densities were NaN or infinite: check the likelihood at its extremes "
     "(overflow, log of zero, observations outside the support)",
     "singular covariance": "the predictive covariance of the test rows is singular, as when two "
@@ -312,6 +314,7 @@ def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.n
 
 
 def fold_status(
+    improper: np.ndarray,
     not_finite: np.ndarray,
     singular: np.ndarray,
     flat: np.ndarray,
@@ -333,6 +336,7 @@ def fold_status(
     ``fit``: whether the full-data fit is.
     """
     conditions = {
+        "improper": improper,
         "not finite": not_finite,
         "singular covariance": singular,
         "no spread": flat,

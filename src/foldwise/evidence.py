@@ -58,7 +58,7 @@ class Evidence:
     that may occur. ``position`` are the folds' draws, where they are kept. ``watch`` sees how
     slowly the chains move, and ``time`` is the longest autocorrelation time of each fold, in
     draws, which the lengths of batches follow; ``full_length`` is that of batches of full-data
-    draws.
+    draws. ``improper`` marks folds that have no posterior.
     """
 
     folds: Folds
@@ -79,6 +79,13 @@ class Evidence:
     watch: Watch | None = None
     time: Float[np.ndarray, " fold"] | None = None
     full_length: int | None = None
+    improper: Bool[np.ndarray, " fold"] | None = None
+
+    @property
+    def undefined(self) -> Bool[np.ndarray, " fold"]:
+        """Folds whose score is not a number: of densities that are none, or of no posterior."""
+        found = self.sums.undefined > 0
+        return found if self.improper is None else found | self.improper
 
     def measure(self) -> None:
         """Find out how slowly the chains move."""
@@ -112,6 +119,12 @@ class Evidence:
     def slow(self) -> Bool[np.ndarray, " fold"]:
         """Folds whose chains are too slow for their length."""
         return self.slowest_ess < SLOWEST_ESS
+
+    @property
+    def draws_needed(self) -> int:
+        """Draws of each chain at which no fold's chains would be too slow, by their times now."""
+        least = float(np.nanmin(self.slowest_ess, initial=np.inf))
+        return int(np.ceil(1.5 * self.n_draws * SLOWEST_ESS / max(least, 1.0)))
 
     @property
     def drifting(self) -> Bool[np.ndarray, " fold"]:

@@ -48,7 +48,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     spread, lap = side.spread[:, 0], np.full(folds, np.nan)
     own_variance = evidence.variance_of(own)
     partner_variance = np.zeros(folds)
-    bridged = (evidence.partner >= 0) & (estimator != "mean") & (sums.undefined == 0)
+    bridged = (evidence.partner >= 0) & (estimator != "mean") & ~evidence.undefined
     bridged &= np.isfinite(evidence.full).all(axis=1)
     passed = np.zeros_like(own)  # influence of each fold's draws on the score of the previous one
     full_influence = np.zeros((folds, evidence.full.shape[1] if bridged.any() else 0))
@@ -75,7 +75,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         full_influence[k] = way.full_influence
         partner_variance[k] = full_variance(evidence, way.full_influence)
     elpd = log_r + correction
-    elpd = np.where(sums.undefined > 0, np.nan, elpd)
+    elpd = np.where(evidence.undefined, np.nan, elpd)
     weight = np.where(np.isfinite(elpd), evidence.folds.fold_weight, 0.0)
     shared = weight @ full_influence
     return Estimate(
@@ -309,7 +309,7 @@ def _by_row(evidence: Evidence) -> Estimate:
 
     start = folds.test_start[:-1]
     elpd = np.add.reduceat(rows, start)
-    elpd = np.where(sums.undefined > 0, np.nan, elpd)
+    elpd = np.where(evidence.undefined, np.nan, elpd)
     usable = np.repeat(np.isfinite(elpd), folds.n_test)
     row_weight = np.where(usable, folds.test_weight, 0.0)
     plain = evidence.variance_of(np.add.reduceat(blocks, start))

@@ -464,14 +464,16 @@ def _diagnostics(
     evidence = run.evidence
     acceptance = run.acceptance / evidence.n_draws
     # a score that is not a number where the log densities are: the predictions are degenerate
-    degenerate = ~np.isfinite(found.score) & (evidence.sums.undefined == 0) & (not found.weighted)
+    degenerate = ~np.isfinite(found.score) & ~evidence.undefined & (not found.weighted)
     joint = find_rule(found.name).contribution is JOINT_RESIDUALS
     disagree, not_finite = mixing.rhat > mixing.limit, evidence.sums.not_finite > 0
     other = evidence.partner
     from_fold = (other >= 0) & (other < len(other))
     slow, drifting = evidence.slow, evidence.drifting
     trouble = stuck | disagree | not_finite | slow
+    improper = evidence.improper
     status = diagnostics.fold_status(
+        improper=np.zeros(len(other), bool) if improper is None else improper,
         not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
         singular=degenerate & joint,
         flat=degenerate & (not joint),

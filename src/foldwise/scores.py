@@ -557,7 +557,7 @@ def _assembled(
     k = len(folds)
     sizes = folds.n_test if by_row else np.ones(k, int)
     start = folds.test_start[:-1] if by_row else np.arange(k)
-    finite = np.isfinite(np.add.reduceat(value, start)) & (evidence.sums.undefined == 0)
+    finite = np.isfinite(np.add.reduceat(value, start)) & ~evidence.undefined
     score = np.where(finite, np.add.reduceat(value, start), np.nan)
     if unit_weight is None:
         unit_weight = folds.test_weight if by_row else folds.fold_weight

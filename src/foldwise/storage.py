@@ -513,8 +513,8 @@ def _run_parts(run: Run) -> dict[str, Any]:
     del evidence["folds"]
     if run.evidence.draws is not None:
         evidence["draws"] = run.evidence.draws[..., 1:]
-    names = ("position", "steps", "step_size", "metric", "done", "gradients")
-    names = (*names, "emit", "lived", "watched")
+    tuned = ("steps", "step_size", "metric", "emit", "watched")
+    names = ("position", "done", "lived", "gradients", *tuned)
     sampler = {name: getattr(run.sampler, name) for name in names}
     return {**parts, "evidence": evidence, "sampler": sampler}
 
@@ -756,6 +756,7 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
     """Status of each fold by the merged R-hat limit, which is never below that of its part."""
     was = table["status"].values
     return fold_status(
+        improper=was == "improper",
         not_finite=was == "not finite",
         singular=was == "singular covariance",
         flat=was == "no spread",

@@ -171,12 +171,15 @@ class Locals:
     """Which coordinates are local to each fold, and the curvature of their prior.
 
     ``tied`` marks folds some of whose local coordinates the prior ties to each other, like the
-    future of a random walk: their scale is not that of each coordinate by itself.
+    future of a random walk: their scale is not that of each coordinate by itself. ``improper``
+    marks folds without a posterior: some coordinate changes neither their training rows' log
+    likelihood nor the log prior.
     """
 
     local: Bool[np.ndarray, "fold d"]
     curvature: Float[np.ndarray, " d"]
     tied: Bool[np.ndarray, " fold"]
+    improper: Bool[np.ndarray, " fold"]
 
 
 def first_metrics(
@@ -313,8 +316,10 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
     curvature = _prior_curvature(model, fit)
     positive = np.isfinite(curvature) & (curvature > 0)
     # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
-    local, curvature = np.concatenate(found) & positive, np.where(positive, curvature, 1.0)
-    return Locals(local, curvature, _tied(model, fit, local, curvature))
+    uninformed, flat = np.concatenate(found), (of_prior == 0.0).all(axis=0)
+    local, curvature = uninformed & positive, np.where(positive, curvature, 1.0)
+    improper = (uninformed & flat).any(axis=1)
+    return Locals(local, curvature, _tied(model, fit, local, curvature), improper)
 
 
 def _tied(

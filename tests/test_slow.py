@@ -1,0 +1,179 @@
+"""Slow chains: errors that see them, warm-up that goes on, and names for what is left."""
+
+import hard
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import foldwise as fw
+from foldwise import diagnostics, evidence
+from foldwise.accumulators import Watch
+
+
+def autoregressions(rng, rho, *shape):
+    """Series of AR(1) processes with variance one, the last axis being time, stationary."""
+    noise = rng.normal(size=shape)
+    series = noise.copy()
+    for t in range(1, shape[-1]):
+        series[..., t] = rho * series[..., t - 1] + np.sqrt(1 - rho**2) * noise[..., t]
+    return series
+
+
+def block_means(series, length):
+    return diagnostics.block_means(series, length)
+
+
+# ---------------------------------------------------------------- how slow chains are
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_autocorrelation_time_of_an_autoregression(rng, rho):
+    series = autoregressions(rng, rho, 200, 4, 1000)
+    time = diagnostics.autocorrelation_time(block_means(series, 10), series.var(axis=(1, 2)), 10)
+    exact = (1 + rho) / (1 - rho)
+    assert abs(time.mean() / exact - 1) < 0.1 + 4 * time.std() / np.sqrt(200) / exact
+
+
+def test_chains_that_stay_apart_or_drift_are_slow(rng):
+    """Neither is seen by batch means within chains, or by the chains' own autocorrelation."""
+    fast = rng.normal(size=(3, 4, 100))
+    apart = fast[0] + 2 * np.arange(4)[:, None]
+    together = fast[1] + np.linspace(0, 5, 100)
+    series = np.stack([apart, together, fast[2]])
+    time = diagnostics.autocorrelation_time(block_means(series, 10), series.var(axis=(1, 2)), 10)
+    assert time[0] > 40 and time[1] > 20 and time[2] < 5
+
+
+def test_nothing_that_varies_has_no_time():
+    time = diagnostics.autocorrelation_time(np.ones((1, 4, 10)), np.zeros(1), 10)
+    assert time[0] == 0.0
+
+
+def test_joined_blocks_are_longer_batches(rng):
+    series = autoregressions(rng, 0.8, 3, 4, 96)
+    joined = np.array([1, 4, 2])
+    found = diagnostics.batch_means_variance(block_means(series, 6), 6, 96, joined)
+    expected = [
+        diagnostics.batch_means_variance(block_means(series[k], 6 * n), 6 * n, 96)
+        for k, n in enumerate(joined)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_batches_follow_the_slowest_direction_while_enough_are_left():
+    time = np.array([1.0, 2.6, 10.0, 1000.0])
+    assert diagnostics.joined_blocks(time, 10, 64).tolist() == [1, 2, 4, 16]
+    assert diagnostics.joined_blocks(time, 10, 10).tolist() == [1, 2, 2, 2]
+    assert diagnostics.joined_blocks(time, 10, 3).tolist() == [1, 1, 1, 1]
+
+
+def test_errors_see_a_slow_part_behind_fast_noise(rng):
+    """A score of noise and a tenth of a slow direction, which is watched: honest errors."""
+    slow = autoregressions(rng, 0.98, 300, 4, 2000)
+    score = rng.normal(size=slow.shape) + 0.3 * slow
+    length = 20
+    time = diagnostics.autocorrelation_time(
+        block_means(slow, length), slow.var(axis=(1, 2)), length
+    )
+    joined = diagnostics.joined_blocks(time, length, 100)
+    blocks = block_means(score, length)
+    z = {}
+    for name, n in (("before", None), ("now", joined)):
+        error = np.sqrt(diagnostics.batch_means_variance(blocks, length, 2000, n))
+        z[name] = np.sqrt(np.mean((score.mean(axis=(1, 2)) / error) ** 2))
+    assert z["before"] > 1.4 and 0.85 < z["now"] < 1.25
+
+
+def test_watch_is_the_same_in_pieces_and_at_once(rng):
+    """Block means and variances of what was added draw by draw, merged as the run grows."""
+    values = rng.normal(size=(2, 3, 90, 5)) + 7
+    watch, members = Watch.empty(2, 3, 5, batch=4), np.arange(2)
+    for first in (0, 13, 50, 77):
+        last = {0: 13, 13: 50, 50: 77, 77: 90}[first]
+        watch.update(members, values[:, :, first:last])
+    assert watch.length == 8
+    expected = values[:, :, :88].reshape(2, 3, 11, 8, 5).mean(axis=3)
+    np.testing.assert_allclose(watch.means + watch.centre[:, None, None], expected, rtol=1e-12)
+    np.testing.assert_allclose(watch.variance, values.var(axis=(1, 2)), rtol=1e-10)
+    watch.forget(np.array([1]))
+    watch.update(np.array([1]), values[1:])
+    np.testing.assert_allclose(watch.means + watch.centre[:, None, None], expected, rtol=1e-12)
+
+
+# ---------------------------------------------------------------- chains that are tried again
+
+
+@pytest.fixture
+def never_settled(monkeypatch):
+    """Every fold is tried again as often as there is."""
+    monkeypatch.setattr(evidence, "SLOWEST_ESS", 1e6)
+
+
+def test_a_fold_tried_again_alone_equals_the_fold_among_all(prepared, never_settled):
+    problem, model, fit = prepared("autoregression")
+    settings = {"fit": fit, "seed": 3, "progress": False, "scores": ("log", "crps")}
+    every = fw.cross_validate(model, problem.folds[:8], **settings)
+    part = fw.cross_validate(model, problem.folds[3:6], **settings)
+    assert (every.run.tries == 3).all() and (every.run.sampler.lived == 3 * 150).all()
+    np.testing.assert_allclose(part.draws, every.draws[3:6], rtol=1e-9)
+    both = (result.score("crps").folds["score"].values for result in (part, every))
+    np.testing.assert_allclose(next(both), next(both)[3:6], rtol=1e-9)
+
+
+@pytest.mark.parametrize("score", ["log", "log_pointwise"])
+def test_nothing_is_left_of_draws_that_were_thrown_away(prepared, monkeypatch, score):
+    """Some folds are tried again: online sums and stored draws agree, and hold new draws only."""
+    problem, model, fit = prepared("five_fold")
+    settings = {"fit": fit, "seed": 3, "progress": False, "scores": score, "estimator": "mean"}
+    plain = fw.cross_validate(model, problem.folds, **settings)
+    slow = np.array([False, True, False, True, True])
+    monkeypatch.setattr(evidence.Evidence, "slow", property(lambda self: slow))
+    stored, online = (
+        fw.cross_validate(model, problem.folds, memory=memory, **settings)
+        for memory in ("draws", "online")
+    )
+    assert stored.run.tries.tolist() == [0, 3, 0, 3, 3]
+    same = (stored.draws.values == plain.draws.values).all(axis=(1, 2))
+    assert same.tolist() == (~slow).tolist()
+    for column in ("elpd", "mcse", "rhat", "slowest_ess", "acceptance"):
+        np.testing.assert_allclose(stored.folds[column], online.folds[column], rtol=1e-9)
+
+
+def test_tried_again_results_extend_after_saving(prepared, never_settled, tmp_path):
+    problem, model, fit = prepared("autoregression")
+    result = fw.cross_validate(model, problem.folds[:4], fit=fit, seed=3, progress=False)
+    result.save(tmp_path / "slow.nc")
+    loaded = fw.load(tmp_path / "slow.nc").extend(50, model=model, progress=False)
+    result.extend(50, progress=False)
+    np.testing.assert_array_equal(loaded.draws, result.draws)
+    np.testing.assert_array_equal(loaded.folds["slowest_ess"], result.folds["slowest_ess"])
+
+
+def test_a_target_is_not_reached_by_chains_that_are_too_slow(prepared, never_settled):
+    problem, model, fit = prepared("autoregression")
+    with pytest.warns(UserWarning, match="too slow for their length; they need about"):
+        result = fw.cross_validate(
+            model,
+            problem.folds[:4],
+            fit=fit,
+            target_mcse=100.0,
+            max_draws=150,
+            seed=3,
+            progress=False,
+        )
+    assert result.info["draws"] == 150
+
+
+# ---------------------------------------------------------------- hard problems, small
+
+
+def trusted(problem, seeds, **settings):
+    """Errors over Monte Carlo errors of the folds called fine, and how many of all these were."""
+    model, exact, z, folds = problem.model(), problem.exact(), [], 0
+    for seed in range(seeds):
+        result = fw.cross_validate(model, problem.folds, seed=seed, progress=False, **settings)
+        fine = result.folds["status"].values == "fine"
+        error = (result.folds["elpd"].values - exact) / result.folds["mcse"].values
+        z.append(error[fine])
+        folds += len(fine)
+    return np.concatenate(z), folds
