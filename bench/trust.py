@@ -1,0 +1,213 @@
+"""Does "fine" mean fine, where chains are slow?
+
+Runs each hard problem of ``tests/hard.py`` over many seeds, each with a full-data fit of its own,
+at default, short and long settings, and compares folds and totals with exact answers made without
+MCMC. z is (estimate - exact) / MCSE. What is printed of each:
+
+    fine            share of folds called fine
+    rms z, worst    of these folds, and the share beyond 4 errors
+    unflagged       runs without a flag on any fold, and the rms z of their totals
+    all             rms z of all folds, flagged ones too, and the share beyond 4: for information
+    gradients       a run's, in thousands, those of its fit too; then its seconds
+    statuses        share of folds of each status but fine
+
+Among fine folds at most 1 % may lie beyond 4 errors and the rms z may be at most 1.25; the rms z
+of totals of runs without flags at most 1.25. All problems together must keep these limits as they
+stand. The figures of one problem at one setting scatter, so there a limit has an allowance: the
+99.9 % point of the number beyond 4 errors at a rate of 1 %, and 1.25 times that of the rms of as
+many independent standard normal errors. A figure that only the allowance saves is printed with it,
+as "scatter". Progress goes to standard error.
+
+    python bench/trust.py [--seeds 20] [--problems schools,level] [--settings default,short,long]
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import binom, chi2
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import hard  # noqa: E402
+
+import foldwise as fw  # noqa: E402
+
+SETTINGS = {
+    "default": {},
+    "short": {"warmup": 20, "draws": 50, "batch": 5},
+    "long": {"warmup": 300, "draws": 1000},
+}
+PROBLEMS = {
+    "local level, centred, leave-future-out": hard.LocalLevel,
+    "local level, non-centred, leave-future-out": partial(hard.LocalLevel, centred=False),
+    "local level, centred, leave-one-out": partial(hard.LocalLevel, scheme="one"),
+    "local level, non-centred, leave-one-out": partial(
+        hard.LocalLevel, centred=False, scheme="one"
+    ),
+    "eight schools, centred": hard.EightSchools,
+    "eight schools, non-centred": partial(hard.EightSchools, centred=False),
+}
+MOST_BEYOND, MOST_RMS = 0.01, 1.25
+FAR = 4.0
+CONFIDENCE = 0.999
+
+
+def run(problem, model, exact, seed, settings):
+    """What one run found, beside the exact answers."""
+    began = time.perf_counter()
+    result = fw.cross_validate(model, problem.folds, seed=seed, progress=False, **settings)
+    known = np.isfinite(exact)
+    table = result.folds.isel(fold=known)
+    return {
+        "z": standardised(table["elpd"].values - exact[known], table["mcse"].values),
+        "status": table["status"].values,
+        # not a number where the exact score of some folds is unknown
+        "total_z": float(standardised(result.elpd - exact.sum(), result.mcse)),
+        "total": result.elpd,
+        "mcse": result.mcse,
+        "flagged": len(result.flagged["fold"]) > 0,
+        "gradients": result.info["gradients"] + result.run.fit.gradients,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def standardised(error, mcse):
+    """Errors over Monte Carlo errors; infinite without a finite one, which "fine" may not be."""
+    finite = np.isfinite(mcse) & (mcse > 0)
+    return np.where(finite, error / np.where(finite, mcse, 1.0), np.inf)
+
+
+def rms(values) -> float:
+    return float(np.sqrt(np.mean(np.square(values)))) if len(values) else np.nan
+
+
+def verdict(value, limit, allowance) -> str:
+    """How a figure stands to its limit: no figure, no folds to judge, is no failure."""
+    if not value > limit:
+        return "ok"
+    return "scatter" if value <= allowance else "FAILED"
+
+
+def most_rms(errors: int) -> float:
+    """Allowance for the rms z of as many independent errors."""
+    return MOST_RMS * float(np.sqrt(chi2.ppf(CONFIDENCE, errors) / errors)) if errors else np.nan
+
+
+def most_beyond(folds: int) -> float:
+    """Allowance for the share of as many folds beyond 4 errors."""
+    return float(binom.ppf(CONFIDENCE, folds, MOST_BEYOND)) / folds if folds else np.nan
+
+
+def summarise(records):
+    """Figures of one problem at one setting, and how each limited one stands."""
+    z = np.concatenate([r["z"] for r in records])
+    status = np.concatenate([r["status"] for r in records])
+    fine = z[status == "fine"]
+    totals = np.array([r["total_z"] for r in records if not r["flagged"]])
+    totals = totals[~np.isnan(totals)]
+    beyond = float(np.mean(~(np.abs(fine) <= FAR))) if len(fine) else np.nan
+    return {
+        "runs": len(records),
+        "fine": len(fine) / len(z),
+        "rms": rms(fine),
+        "worst": np.abs(fine).max() if len(fine) else np.nan,
+        "beyond": beyond,
+        "unflagged": sum(not r["flagged"] for r in records),
+        "total": rms(totals),
+        "all": rms(z[np.isfinite(z)]),
+        "all_beyond": float(np.mean(~(np.abs(z) <= FAR))),
+        "gradients": np.mean([r["gradients"] for r in records]) / 1000,
+        "seconds": np.mean([r["seconds"] for r in records]),
+        "statuses": Counter(status),
+        "verdicts": {
+            "rms": (rms(fine), MOST_RMS, most_rms(len(fine))),
+            "beyond": (beyond, MOST_BEYOND, most_beyond(len(fine))),
+            "totals": (rms(totals), MOST_RMS, most_rms(len(totals))),
+        },
+    }
+
+
+def show(setting, s) -> bool:
+    """Print a line of figures and one of verdicts; whether a limit is broken."""
+    print(
+        f"  {setting:9}{s['fine']:6.2f}{s['rms']:7.2f}{s['worst']:7.1f}{s['beyond']:8.3f}"
+        f"{s['unflagged']:6d}/{s['runs']:<3d}{s['total']:7.2f}{s['all']:9.2f}{s['all_beyond']:8.3f}"
+        f"{s['gradients']:11.0f}{s['seconds']:8.1f}",
+        flush=True,
+    )
+    folds = sum(s["statuses"].values())
+    others = [f"{n / folds:.2f} {k}" for k, n in s["statuses"].most_common() if k != "fine"]
+    if others:
+        print(f"{'':11}{', '.join(others[:4])}")
+    found = {k: verdict(*v) for k, v in s["verdicts"].items()}
+    parts = [
+        f"{k} {found[k]} ({value:.3g}; limit {limit:g}, with scatter {allowance:.3g})"
+        for k, (value, limit, allowance) in s["verdicts"].items()
+        if found[k] != "ok"
+    ]
+    print(f"{'':11}{'; '.join(parts) or 'ok'}", flush=True)
+    return "FAILED" in found.values()
+
+
+def trust(chosen, settings, seeds) -> bool:
+    """The table of the hard problems; whether a limit is broken."""
+    print(
+        f"  {'setting':9}{'fine':>6}{'rms z':>7}{'worst':>7}{'beyond':>8}{'unflagged':>10}"
+        f"{'rms z':>7}{'all rms':>9}{'beyond':>8}{'gradients':>11}{'seconds':>8}",
+        flush=True,
+    )
+    failed, every = False, []
+    for name in chosen:
+        problem = PROBLEMS[name]()
+        model, exact = problem.model(), problem.exact()
+        print(f"{name}: {len(exact)} folds, exact total {exact.sum():.3f}", flush=True)
+        for setting in settings:
+            records = []
+            for seed in range(seeds):
+                records.append(run(problem, model, exact, seed, SETTINGS[setting]))
+                progress(f"{name}, {setting}, seed {seed}", records[-1])
+            failed |= show(setting, summarise(records))
+            every += records
+    together = summarise(every)
+    together["verdicts"] = {k: (v, most, most) for k, (v, most, _) in together["verdicts"].items()}
+    print("all problems and settings")
+    return show("together", together) or failed
+
+
+def progress(what, record) -> None:
+    fine = record["status"] == "fine"
+    print(
+        f"{what}: {record['total']:.2f} ({record['mcse']:.2f}), {fine.sum()} of {len(fine)} fine, "
+        f"rms z of these {rms(record['z'][fine]):.2f}, total z {record['total_z']:.1f}, "
+        f"{record['seconds']:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def matching(names, wanted: str):
+    """Those of the names that contain one of the words in ``wanted``; all if it is empty."""
+    found = [n for n in names if not wanted or any(w in n for w in wanted.split(","))]
+    if not found:
+        raise SystemExit(f"none of {', '.join(names)} contains {wanted!r}")
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--problems", default="", help="parts of names, with commas")
+    parser.add_argument("--settings", default="", help="of default, short, long")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    chosen = matching(PROBLEMS, arguments.problems)
+    sys.exit(trust(chosen, matching(SETTINGS, arguments.settings), arguments.seeds))
+
+
+if __name__ == "__main__":
+    main()
