@@ -51,6 +51,10 @@ PROBLEMS = {
     ),
     "eight schools, centred": hard.EightSchools,
     "eight schools, non-centred": partial(hard.EightSchools, centred=False),
+    "near-unit-root autoregression": hard.NearUnitRoot,
+    "horseshoe regression": hard.Horseshoe,
+    "funnel, leave-group-out": hard.Funnel,
+    "weakly identified mixture": hard.Mixture,
 }
 MOST_BEYOND, MOST_RMS = 0.01, 1.25
 FAR = 4.0
