@@ -87,9 +87,11 @@ def test_near_unit_root_by_covariance_matrices_and_gauss_quadrature():
     """rho and sd themselves at the points of Gauss rules, y - rho before normal given them."""
     problem = hard.NearUnitRoot(n=31)
     points, weights = np.polynomial.legendre.leggauss(80)
-    rho, sd = np.meshgrid(points, 0.9 + 0.8 * points)
-    log_prior = np.log(np.outer(weights, weights)) + halfnorm.logpdf(sd)
-    shared = (5 * (1 - rho))[..., None, None] ** 2
+    # rho = 1 - 2 v^3: points close together near 1, where the mean is lost
+    v, sd = np.meshgrid(0.5 + 0.5 * points, 0.9 + 0.8 * points)
+    rho = 1 - 2 * v**3
+    log_prior = np.log(np.outer(weights, weights) * v**2) + halfnorm.logpdf(sd)
+    shared = (200 * v**3)[..., None, None] ** 2
     covariance = shared + sd[..., None, None] ** 2 * np.eye(31)
     residual = (problem.y - rho[..., None] * problem.before)[..., None]
 
@@ -120,6 +122,16 @@ def test_funnel_by_gauss_rules():
     whole = logsumexp(log_weight + groups.sum(axis=0))
     without = [logsumexp(log_weight + groups.sum(axis=0) - one) for one in groups]
     np.testing.assert_allclose(problem.exact(), whole - np.array(without), rtol=0, atol=1e-6)
+
+
+def test_horseshoe_by_short_runs_of_both_routes():
+    problem = hard.Horseshoe()
+    for route, draws in ((problem.by_fold, 100), (problem.by_full_data, 400)):
+        found, error = route(draws, chains=8, seed=5)
+        assert (error < 0.04).all()
+        gap = np.abs(found - problem.exact())
+        # 5, not 4: errors from eight chains
+        assert (gap < 5 * np.hypot(error, hard.HORSESHOE_ERROR)).all()
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -165,7 +177,7 @@ def test_density_of_the_autoregression():
         u, mean, log_sd = rng.normal(size=3)
         found.append(log_joint(problem, {"atanh_rho": u, "mean": mean, "log_sd": log_sd}))
         rho, sd = np.tanh(u), np.exp(log_sd)
-        prior = np.log(1 - rho**2) + norm.logpdf(mean, 0, 5) + halfnorm.logpdf(sd) + log_sd
+        prior = np.log(1 - rho**2) + norm.logpdf(mean, 0, 100) + halfnorm.logpdf(sd) + log_sd
         fitted = (1 - rho) * mean + rho * problem.before
         expected.append(prior + norm.logpdf(problem.y, fitted, sd).sum())
     same_up_to_a_constant(found, expected)
