@@ -310,7 +310,7 @@ class Mixture:
 
     Their labels differ by their priors alone, so a and b are either way round, and as the share
     goes to 1, b goes back to its prior. Exact with (logit share, a, b) on a grid; the other route
-    is importance sampling from the prior.
+    is a Gauss rule for (share, a, b).
     """
 
     name = "weakly identified mixture"
