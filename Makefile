@@ -28,6 +28,8 @@ docs: .venv/installed-docs
 
 bench: .venv/installed-dev
 	$(BIN)/python bench/calibration.py
+	$(BIN)/python bench/trust.py
+	$(BIN)/python bench/trust.py --healthy
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/scores.py
 	$(BIN)/python bench/family.py
