@@ -1,8 +1,8 @@
 """The batched HMC step: the chains of several folds in lock-step. The hot loop is here.
 
 Axis order is fold, chain, parameter. The chains of a model take the same number of leapfrog steps,
-drawn anew for each iteration, so that no lane idles and no orbit is periodic. Step sizes and
-metrics belong to the fold.
+another in each iteration, so that no lane idles and no orbit is periodic. Step sizes and metrics
+belong to the fold.
 """
 
 from __future__ import annotations

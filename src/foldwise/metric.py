@@ -2,13 +2,15 @@
 
 HMC is fast when its metric is the covariance of the posterior. Two forms, by dimension:
 
-* up to ``FOLD_METRIC_DIMENSION`` parameters, each fold has its own matrix;
+* up to ``FOLD_METRIC_DIMENSION`` parameters, and where folds are far from the full data up to
+  ``DENSE_DIMENSION``, each fold has its own matrix;
 * beyond, all folds share one, in essence the covariance of the full-data draws
   (:func:`shared_metric`).
 
 In both, a fold's *local* coordinates, which none of its training rows inform, are set apart with
-the scale of their prior (:func:`near_metric`). Folds that train on few rows get theirs from the
-curvature of their log density where their chains are (:func:`far_metric`).
+the scale of their prior (:func:`near_metric`). Folds that train on few rows, or whose local
+coordinates are tied to each other, get theirs from the curvature of their log density where their
+chains are (:func:`far_metric`).
 """
 
 from __future__ import annotations
