@@ -1,13 +1,15 @@
 """Slow chains: errors that see them, warm-up that goes on, and names for what is left."""
 
 import hard
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import binom, chi2
 
 import foldwise as fw
 from foldwise import diagnostics, evidence
 from foldwise.accumulators import Watch
+from foldwise.metric import FoldMetric
+from foldwise.tuning import first_metrics, local_coordinates
 
 
 def autoregressions(rng, rho, *shape):
@@ -177,3 +179,77 @@ def trusted(problem, seeds, **settings):
         z.append(error[fine])
         folds += len(fine)
     return np.concatenate(z), folds
+
+
+def assert_trusted(z, folds):
+    """Folds called fine are: at most 1 % beyond 4 errors, rms z of 1.25 but for scatter."""
+    assert np.sum(np.abs(z) > 4) <= binom.ppf(0.999, len(z), 0.01)
+    assert np.mean(z**2) <= 1.25**2 * chi2.ppf(0.999, max(len(z), 1)) / max(len(z), 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"warmup": 20, "draws": 50, "batch": 5}])
+def test_a_centred_random_walk(settings):
+    """Leave-future-out, whose future no training row informs: slow scales, tied coordinates."""
+    z, folds = trusted(hard.LocalLevel(n=40, first=20), 3, **settings)
+    assert_trusted(z, folds)
+
+
+def test_long_chains_of_a_centred_random_walk_are_fine():
+    z, folds = trusted(hard.LocalLevel(n=40, first=20), 1, warmup=300, draws=1000)
+    assert len(z) >= 0.8 * folds
+    assert_trusted(z, folds)
+
+
+def test_centred_eight_schools():
+    z, folds = trusted(hard.EightSchools(centred=True), 4)
+    assert_trusted(z, folds)
+
+
+def test_an_autoregression_near_a_unit_root():
+    z, folds = trusted(hard.NearUnitRoot(), 3)
+    assert len(z) > 0
+    assert_trusted(z, folds)
+
+
+def test_the_future_of_a_random_walk_is_tied_and_gets_a_metric_of_its_own():
+    """Above 100 parameters too: sds of the future's levels grow as the walk's do."""
+    problem = hard.LocalLevel()
+    model, folds = problem.model(), problem.folds[[25, 50]]
+    rng = np.random.default_rng(0)
+    x = np.cumsum(0.4 * rng.normal(size=(2, 500, 100)), axis=2)
+    scales = -0.7 + 0.1 * rng.normal(size=(2, 500, 2))
+    fit = fw.Fit(np.concatenate([scales, x], axis=2), (0.0, 0.0), np.ones(2), 0, 0)
+    found = local_coordinates(model, folds, fit)
+    assert found.local.sum(axis=1).tolist() == [36, 11] and found.tied.all()
+    start = np.stack([fit.flat[:4], fit.flat[4:8]])
+    metric, _, _, far = first_metrics(model, folds, fit, found, start, 2)
+    assert isinstance(metric, FoldMetric) and far.all()
+    sd = np.sqrt(metric.covariance[0].diagonal())[2:]
+    assert sd[99] > 3 * sd[65] > 0  # 35 steps on, the walk has gone several times as far
+
+
+def test_independent_local_coordinates_are_not_tied(prepared):
+    problem, model, fit = prepared("hierarchical")
+    found = local_coordinates(model, problem.folds[:3], fit)
+    assert found.local.sum() == 3 and not found.tied.any() and not found.improper.any()
+
+
+# ---------------------------------------------------------------- no posterior
+
+
+def test_a_level_left_out_under_a_flat_prior_has_no_answer():
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(4), 5)
+    y = rng.normal(size=20) + group
+    model = fw.Model(
+        lambda a: 0.0 * a.sum(),
+        lambda a: -0.5 * (y - a[group]) ** 2,
+        np.zeros(4),
+        n_obs=20,
+        name="flat",
+    )
+    result = fw.cross_validate(model, fw.leave_group_out(group), seed=1, progress=False)
+    assert (result.folds["status"] == "improper").all() and np.isnan(result.elpd)
+    folds = fw.leave_one_out(20)
+    result = fw.cross_validate(model, folds, seed=1, progress=False)
+    assert (result.folds["status"] == "fine").all() and np.isfinite(result.elpd)
