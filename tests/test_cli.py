@@ -187,6 +187,28 @@ def test_flagged_folds_are_in_the_report(results):
     json.loads(output.as_json(report))
 
 
+def test_a_comparison_without_a_verdict_is_reported(results):
+    first, *_ = results
+    result = results[first]
+    main = next(iter(result.scores))
+    table = result.folds.copy(deep=True)
+    table["elpd"].values[2] = np.nan
+    table["status"] = table["status"].astype(object)
+    table["status"][2] = "not finite"
+    failed = {main: vars_of(result.scores[main], folds=table, left_out=1)}
+    part = {**result.info, "identity": {**result.info["identity"], "folds": 99}}
+    both = {**results, first: fw.CVResult(failed, result.mixing, result.test, part)}
+    count = result.folds.sizes["fold"]
+    comparison = fw.compare(both)
+    outcome = studies.Outcome("bad", both, comparison, "", {}, {})
+    report = json.loads(output.as_json(output.record(outcome, {})))["comparison"]
+    assert (report["folds"], report["scheme_folds"], report["left_out"]) == (count, 99, 1)
+    assert report["missing"] == {first: [2]}
+    assert f"{first}: 1 of {count} folds flagged: not finite 1" in report["remarks"]
+    assert all(row["prob_worse"] is row["rank"] is None for row in report["table"])
+    assert "No verdict: 1 of" in str(outcome) and "is better" not in str(outcome)
+
+
 def vars_of(score, **changes):
     return type(score)(**{**score.__dict__, **changes})
 

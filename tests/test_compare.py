@@ -393,9 +393,113 @@ def test_folds_not_finite_in_one_model_are_left_out_of_all():
     assert found.table["elpd"].tolist() == pytest.approx([-10, -13])
     assert found.table["p"].tolist() == pytest.approx([1.0, 1.0])
     assert found.ess == pytest.approx(200.0)
-    text = " ".join(str(found).split())
-    assert "1 of 5 folds left out, as not finite: 1 fold of b." in text
+    assert "paired over 4 of 5 folds" in str(found)
     assert np.isnan(found.folds["diff"].values[4]) and found.folds.sizes["fold"] == 5
+
+
+VERDICT = ["rank", "prob_worse", "prob_worse_bootstrap", "stacking", "pseudo_bma"]
+VERDICT += ["pseudo_bma_plus"]
+
+
+def test_no_verdict_while_a_fold_is_missing():
+    # b is far worse, but where that shows its score is not finite
+    failed = make([-0.5, -1.5, -2.0, -4.0, np.nan], names=list("pqrsx"), seed=1)
+    good = make([*A, -50.0], names=list("pqrsx"), seed=2)
+    with pytest.warns(FoldWarning, match="there is no verdict while they are missing"):
+        found = compare({"good": good, "failed": failed})
+    assert found.missing == {"failed": ["x"]}
+    assert math.isnan(found.prob) and math.isnan(found.prob_bootstrap)
+    assert found.diff == pytest.approx(-2.0)
+    assert list(found.table.index) == ["good", "failed"]
+    assert found.table[VERDICT].isna().all(axis=None)
+    assert found.table["elpd_diff"].tolist() == pytest.approx([0.0, 2.0])
+    text = flat(found)
+    assert "No verdict: 1 of 5 folds has no finite score (x in failed)" in text
+    assert "differences to good, over the folds that all models have" in text
+    assert "Print that model's result for what to do about these folds" in text
+    for word in ("is better", "weight: by", "below 4", "0.999"):
+        assert word not in text
+    failed_row = next(line for line in str(found).splitlines() if line.startswith("failed"))
+    assert failed_row.split()[-2:] == ["n/a", "n/a"] and widest(found) <= 80
+
+
+def test_folds_missing_in_several_of_three_models():
+    a, b, c = [np.nan, *A[1:], -1.0], [*B[:2], np.nan, -np.inf, -2.0], [*A, -1.0]
+    with pytest.warns(FoldWarning):
+        found = compare({k: make(v, score="crps") for k, v in (("a", a), ("b", b), ("c", c))})
+    assert found.missing == {"a": [0], "b": [2, 3]}
+    pair = found.pair("c", "b")
+    assert pair.diff == pytest.approx(1.5) and pair.se > 0
+    assert math.isnan(pair.prob) and math.isnan(pair.prob_bootstrap)
+    assert found.table[VERDICT[:3]].isna().all(axis=None)
+    text = flat(found)
+    assert "No verdict: 3 of 5 folds have no finite score (0 in a; 2, 3 in b)" in text
+    assert "paired over 2 of 5 folds" in text
+
+
+def part(values, total=30, scheme="x", **arguments):
+    """A result that knows its scheme."""
+    return make(values, identity={"scheme": scheme, "folds": total, "model": []}, **arguments)
+
+
+def test_the_same_part_of_a_scheme_is_compared_and_said():
+    found = compare({"a": part(A), "b": part(B)})
+    assert found.prob == compare({"a": make(A), "b": make(B)}).prob
+    assert (found.scheme_folds, found.left_out, found.missing) == (30, 0, {})
+    assert str(found).startswith("foldwise: 2 models compared by log, paired over 4 of 30 folds\n")
+    assert "\n4 of 30 folds, 50 rows;" in str(part(A))
+    whole = compare({"a": part(A, 4), "b": part(B, 4)})
+    assert "paired over 4 folds\n" in str(whole) and "\n4 folds, 50 rows;" in str(part(A, 4))
+    rows = [-1.0, -2.0, -3.0, -1.0, -1.0]
+    known = {"identity": {"scheme": "x", "folds": 9, "model": []}}
+    found = compare({"a": by_row(rows, **known), "b": by_row(rows, **known)})
+    assert "paired over 4 rows of 3 of 9 folds" in str(found)
+
+
+def test_folds_that_one_model_lacks_are_named():
+    whole = part(A, 4, names=list("wxyz"))
+    two = {"names": ["y", "z"], "test": [[2], [3]], "index": np.array([2, 3])}
+    with pytest.raises(ValueError, match=r"of their scheme, but b lacks \[w, x\]; cross-validate"):
+        compare({"a": whole, "b": part(A[2:], 4, **two)})
+    first = {"names": ["w", "y"], "test": [[0], [2]], "index": np.array([0, 2])}
+    with pytest.raises(ValueError, match=r"but b lacks \[z\] and a lacks \[w\]; cross-validate"):
+        compare({"a": part(A[2:], 4, **two), "b": part(A[:2], 4, **first)})
+
+
+def test_schemes_may_differ_in_training_rows_and_that_is_said():
+    one, two = part(A, 4, scheme="x"), part(B, 4, scheme="y")
+    assert compare({"a": one, "b": two}).diff == pytest.approx(3.0)
+    assert "a and b test the same rows, but their schemes differ" in flat(
+        compare({"a": one, "b": two})
+    )
+    assert "schemes differ" not in flat(compare({"a": one, "b": part(B, 4)}))
+    assert "schemes differ" not in flat(compare({"a": one, "b": make(B)}))
+
+
+def test_flags_and_problems_of_fits_are_repeated():
+    status = ["heavy tail", "fine", "poor overlap", "poor overlap"]
+    slow = make(A, status=status, fit_problems="R-hat is up to 1.034 (should be below 1.01)")
+    found = compare({"A": slow, "B": make(B), "C": make(B, status="of another version")})
+    assert found.remarks == [
+        "A: 3 of 4 folds flagged: poor overlap 2, heavy tail 1",
+        "C: 4 of 4 folds flagged: of another version 4",
+        "A: check the full-data fit first: R-hat is up to 1.034 (should be below 1.01)",
+    ]
+    for remark in found.remarks:
+        assert f"- {remark}" in flat(found)
+    assert compare({"a": make(A), "b": make(B)}).remarks == []
+    long = compare({"m" * 90: slow, "n" * 90: slow})
+    assert len(long.remarks) == 4 and widest(long) <= 80
+
+
+def test_flags_are_those_of_the_score_compared():
+    both = make(A, more_scores=("log_pointwise",))
+    table = both.folds.copy(deep=True)
+    table["status"].values[0] = "heavy tail"
+    scores = {**both.scores, "log_pointwise": replace(both.score("log_pointwise"), folds=table)}
+    results = {"a": replace(both, scores=scores), "b": make(B, more_scores=("log_pointwise",))}
+    assert compare(results).remarks == []
+    assert compare(results, "log_pointwise").remarks == ["a: 1 of 4 folds flagged: heavy tail 1"]
 
 
 def test_minus_infinity_is_left_out_too():

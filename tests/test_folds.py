@@ -5,6 +5,7 @@ import doctest
 import os
 import pickle
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,6 +168,27 @@ def test_sample(folds):
     assert sets(drawn) == [sets(folds)[k] for k in drawn.index]
     np.testing.assert_array_equal(drawn.index, folds.sample(m, SEED).index)
     assert len({tuple(folds.sample(1, seed).index) for seed in range(40)}) > 1
+
+
+def test_subsets_know_the_scheme_they_come_from(folds):
+    assert folds.total == len(folds)
+    subsets = [folds[1:], folds[::-1], folds[0], folds.sample(2, SEED), folds[1:][[1, 0]]]
+    for subset in (*subsets, pickle.loads(pickle.dumps(folds[1:]))):
+        assert (subset.total, subset.digest) == (folds.total, folds.digest)
+
+
+def test_digest_is_of_rows_and_weights():
+    folds = leave_group_out(list("aabbc"))
+    assert folds.digest == leave_group_out(list("xxyyz")).digest
+    other = leave_group_out(list("abbac"))
+    assert folds.scheme == other.scheme and folds.digest != other.digest
+    assert k_fold(20, 4, seed=1).digest != k_fold(20, 4, seed=2).digest
+    assert h_block(9, 1).digest != leave_one_out(9).digest  # the same test rows
+    assert replace(folds, test_weight=0.5 * folds.test_weight).digest != folds.digest
+    wider = replace(folds, test_rows=folds.test_rows.astype(np.int64))
+    assert wider.test_rows.dtype != folds.test_rows.dtype and wider.digest == folds.digest
+    # on any machine: blake2b of the counts, then of the lists as little-endian 64-bit numbers
+    assert leave_one_out(3).digest == "6bef88888c8c8436b2715a71bb54deec"
 
 
 def test_train_mask_equals_the_sets(folds):

@@ -283,12 +283,25 @@ def test_folds_that_are_not_a_number_are_counted(pair):
     with pytest.warns(Warning, match="left out"):
         figure = fw.plot_progress(broken, pair[1])
     assert "1 of 8 folds left out" in title(figure)
+    with (
+        pytest.warns(Warning, match="left out"),
+        pytest.raises(ValueError, match="every fold's score .* but 1 of 8 folds are left out"),
+    ):
+        fw.plot_probability(broken, pair[1])
     assert "1 of 640 draws not finite" in title(fw.plot_chains(broken, "group c"))
     assert "1 fold not a number" in title(fw.plot_ess(broken))
     assert "1 fold not a number" in title(fw.plot_rhat(broken))
     gone = spoiled(pair[0], lambda draws: draws.__setitem__(2, np.nan))
     with pytest.raises(ValueError, match="group c have no finite log score"):
         fw.plot_chains(gone, "group c")
+
+
+def test_titles_say_which_part_of_the_scheme_they_are_of(pair):
+    known = {**pair[0].info["identity"], "folds": 30}
+    some = [replace(r, info={**r.info, "identity": known}) for r in pair]
+    for figure in (fw.plot_progress(*some), fw.plot_difference(*some), fw.plot_errors(some[0])):
+        assert "; 8 of 30 folds of the scheme" in title(figure)
+    assert "of the scheme" not in title(fw.plot_progress(*pair))
 
 
 # ---------------------------------------------------------------- mixing

@@ -15,7 +15,7 @@ import pytest
 import xarray as xr
 
 import foldwise as fw
-from foldwise import crossval, evidence, export, storage, tuning
+from foldwise import crossval, evidence, export, identity, storage, tuning
 from foldwise.metric import SharedMetric
 from foldwise.results import CVResult
 
@@ -758,6 +758,122 @@ def test_merge_refuses_other_observations(halves):
     without = {k: v for k, v in halves[0].test.items() if k != "y"}
     merged = storage.merge([replace(halves[0], test=without), halves[1]])
     same_bits(merged.test["y"], halves[1].test["y"])
+
+
+# ---------------------------------------------------------------- identity of the parts
+
+
+def with_identity(result: CVResult, **parts) -> CVResult:
+    return replace(result, info={**result.info, "identity": {**result.info["identity"], **parts}})
+
+
+def test_identity_is_the_same_for_every_part_of_one_model(regression, halves, by_row, tmp_path):
+    folds = regression.problem.folds
+    rebuilt = regression.problem.model()
+    alone = fw.cross_validate(rebuilt, folds[3:5], seed=8, draws=60, progress=False)
+    assert alone.info["fit_seed"] != halves[0].info["fit_seed"]
+    loaded = storage.load(storage.save(halves[1], tmp_path / "r.nc"))
+    for part in (halves[1], alone, regression.run(folds[0], memory="online", draws=80), loaded):
+        assert part.info["identity"] == halves[0].info["identity"]
+    longer = loaded.extend(MORE, model=rebuilt, progress=False)
+    assert longer.info["identity"] == halves[0].info["identity"]
+    assert longer.run.folds.total == 40 and len(longer.run.folds) == 15
+    assert by_row.info["identity"]["model"] == halves[0].info["identity"]["model"]
+    assert by_row.info["identity"]["scheme"] != halves[0].info["identity"]["scheme"]
+
+
+def test_merge_refuses_another_model_of_the_same_name(regression, halves):
+    other = Case.of(replace(regression.problem, prior=np.full(4, 1.0)))
+    part = other.run(regression.problem.folds[25:], estimator="mean")
+    assert part.info["model"] == halves[0].info["model"]
+    with pytest.raises(
+        ValueError, match=r"one model.*results 0 and 1 .*log prior differs .*run ev"
+    ):
+        storage.merge([halves[0], part])
+
+
+CHANGED = {
+    "a weak prior": ({"prior": np.array([3.0, 3.0, 3.0, 3.001])}, "log prior"),
+    "noise": ({"noise": 0.801}, "log likelihood"),
+    "a covariate": ({"X": lambda X: X + 0.01 * (X == X[7, 2])}, "log likelihood"),
+    "two rows exchanged": ({"order": [1, 0, *range(2, 40)]}, "log likelihood"),
+    "rows moved on": ({"order": np.roll(np.arange(40), 1)}, "log likelihood"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_merge_refuses_other_densities(what, regression, halves):
+    parts, message = CHANGED[what]
+    problem = regression.problem
+    if "order" in parts:
+        parts = {name: getattr(problem, name)[parts["order"]] for name in ("X", "y")}
+    if callable(parts.get("X")):
+        parts = {"X": parts["X"](problem.X)}
+    values = identity.model_values(changed(problem, **parts)).tolist()
+    with pytest.raises(ValueError, match=f"one model with the same data.*{message}"):
+        storage.merge([halves[0], with_identity(halves[1], model=values)])
+
+
+def test_merge_bears_the_rounding_of_other_machines(halves):
+    values = np.array(halves[1].info["identity"]["model"])
+    close(
+        storage.merge([halves[0], with_identity(halves[1], model=(values * (1 + 1e-8)).tolist())]),
+        storage.merge(halves),
+    )
+    with pytest.raises(ValueError, match="one model"):
+        storage.merge([halves[0], with_identity(halves[1], model=(values * (1 + 1e-5)).tolist())])
+
+
+def test_densities_that_are_not_finite_are_told_apart():
+    def model(impossible):
+        rows = np.where(np.arange(6) == impossible, -np.inf, -1.0)
+        return fw.Model(lambda q: -0.5 * q**2, lambda q: rows + 0.0 * q, 0.0, 6)
+
+    one, same, other = (identity.model_values(model(k)) for k in (2, 2, 3))
+    assert np.isfinite(one).all()
+    np.testing.assert_array_equal(one, same)
+    assert not np.allclose(one, other, rtol=1e-3)
+
+
+def test_merge_refuses_another_grouping_of_the_same_name(regression):
+    label = np.arange(40) % 8
+    folds, other = fw.leave_group_out(label), fw.leave_group_out(np.sort(label))
+    assert folds.scheme == other.scheme
+    parts = [regression.run(folds[:4]), regression.run(other[4:])]
+    with pytest.raises(
+        ValueError, match=r"of one scheme, but results 0 and 1 .* other rows in the"
+    ):
+        storage.merge(parts)
+    parts[1] = regression.run(folds[4:6])
+    merged = storage.merge(parts)
+    assert "\n6 of 8 folds, 40 rows, " in str(merged) and "\n4 of 8 folds, " in str(parts[0])
+    assert "\n8 folds, 40 rows, " in str(storage.merge([merged, regression.run(folds[6:])]))
+
+
+def test_merge_refuses_parts_that_do_not_know_what_they_are_of(halves, tmp_path):
+    info = {key: value for key, value in halves[1].info.items() if key != "identity"}
+    before = storage.load(storage.save(replace(halves[1], info=info, run=None), tmp_path / "r.nc"))
+    assert "\n15 folds, 40 rows, " in str(before)
+    with pytest.raises(ValueError, match=r"result 1 does not: it was saved before .*; run that pa"):
+        storage.merge([halves[0], before])
+
+
+def test_folds_saved_before_do_not_know_their_scheme(regression):
+    packed = storage._pack(regression.problem.folds[:5]).to_dataset()
+    keys = [key for key in json.loads(packed.attrs["keys"]) if key not in ("total", "digest")]
+    packed = packed.drop_vars(["total", "digest"]).assign_attrs(keys=json.dumps(keys))
+    folds = storage._unpack(xr.DataTree(packed))
+    assert (len(folds), folds.total, folds.digest) == (5, 0, "")
+
+
+def test_problems_of_all_fits_are_kept(halves):
+    first, second = (
+        replace(part, info={**part.info, "fit_problems": text})
+        for part, text in zip(halves, ("", "R-hat is up to 1.05"), strict=True)
+    )
+    assert storage.merge([first, second]).info["fit_problems"] == "R-hat is up to 1.05"
+    again = replace(first, info=second.info)
+    assert storage.merge([again, second]).info["fit_problems"] == "R-hat is up to 1.05"
 
 
 # ---------------------------------------------------------------- arviz

@@ -220,12 +220,14 @@ def test_air_figures(air_table):
 # ---------------------------------------------------------------- what an outcome says
 
 
-def pretend(diff, se, mcse, prob, flagged=0):
+def pretend(diff, se, mcse, prob, flagged=0, left_out=0):
     table = SimpleNamespace(sizes={"fold": flagged})
     results = {name: SimpleNamespace(flagged=table) for name in ("A", "B")}
     pair = SimpleNamespace(diff=diff, se=se, mcse=mcse, prob=prob)
     comparison = SimpleNamespace(
-        table=SimpleNamespace(index=["A", "B"]), pair=lambda better, worse: pair
+        table=SimpleNamespace(index=["A", "B"]),
+        pair=lambda better, worse: pair,
+        left_out=left_out,
     )
     return studies.conclusion(results, comparison, "rain")
 
@@ -243,6 +245,10 @@ def pretend(diff, se, mcse, prob, flagged=0):
         ((3.0, 1.0, 0.1, 0.999), "Undecided which model predicts rain better: A is ahead of B"),
         ((5.0, 2.0, 1.0, 0.99), "Too noisy to say which model predicts rain better, run longer"),
         ((30.0, 8.0, 0.5, 0.99, 1), "but 2 folds are flagged"),
+        (
+            (30.0, 8.0, 0.5, np.nan, 1, 1),
+            "No verdict on which model predicts rain better: 1 fold is left out",
+        ),
     ],
 )
 def test_conclusion_follows_the_numbers(numbers, words):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from foldwise.diagnostics import ADVICE
+from foldwise.identity import folds_of_scheme, same_scheme
 from foldwise.results import (
     CVResult,
     FoldWarning,
@@ -34,6 +36,15 @@ _CHUNK = 2**20
 _BOOTSTRAP_SEED = 0
 STACKING_GAP = 1e-6
 _STACKING_STEPS = 100_000
+# Columns of the table that say which model is better.
+_VERDICT = (
+    "rank",
+    "prob_worse",
+    "prob_worse_bootstrap",
+    "stacking",
+    "pseudo_bma",
+    "pseudo_bma_plus",
+)
 
 
 class SeedWarning(UserWarning):
@@ -46,7 +57,7 @@ class Pair:
 
     ``se`` is the epistemic standard error of ``diff``, ``mcse`` its Monte Carlo standard error,
     ``prob`` the probability that the first model predicts better by the normal approximation, and
-    ``prob_bootstrap`` the same by the Bayesian bootstrap.
+    ``prob_bootstrap`` the same by the Bayesian bootstrap; both NaN while a fold is missing.
     """
 
     diff: float
@@ -75,7 +86,13 @@ class Comparison:
     ``elpd_diff``, and there are no weights and no ``p``.
 
     Everything is over the folds whose score is finite in all models; ``left_out`` counts the
-    others. ``units`` are the contributions to the totals that differences are paired over, each a
+    others, and ``missing`` names them. While there are any there is no verdict: a fold fails most
+    easily where a model predicts badly, so leaving it out favours the model that failed. Ranks,
+    probabilities and weights are then NaN, and the table is in the order given, with differences
+    to the first model. ``scheme_folds`` is the number of folds of the whole scheme, of which the
+    results may hold a part; ``remarks`` say what is wrong with the models' folds and fits.
+
+    ``units`` are the contributions to the totals that differences are paired over, each a
     ``unit``: a fold or a row; folds of ``repeats``-fold repeated cross-validation count as that
     many times fewer. ``ess``, ``rhat_max`` and ``rhat_benchmark`` are over all models.
     With exactly two models ``diff``, ``se``, ``mcse``, ``prob`` and ``prob_bootstrap`` are those
@@ -90,9 +107,19 @@ class Comparison:
     model_mcse: Float[np.ndarray, " model"]
     unit: str
     left_out: int
+    scheme_folds: int
+    remarks: list[str]
     ess: float
     rhat_max: float
     rhat_benchmark: Float[np.ndarray, " replicate"]
+
+    @property
+    def missing(self) -> dict[str, list[Any]]:
+        """Names of the folds whose score is not finite, by model, of models that have such."""
+        finite = np.isfinite(self.folds[column(self.score)].values)
+        fold = self.folds["fold"].values
+        by_model = zip(self.names, finite, strict=True)
+        return {name: fold[~known].tolist() for name, known in by_model if not known.all()}
 
     @property
     def names(self) -> list[str]:
@@ -110,13 +137,13 @@ class Comparison:
         first, second = names.index(a), names.index(b)
         delta = self.units[:, first] - self.units[:, second]
         diff, se = paired_difference(delta, self.repeats)
-        return Pair(
-            diff=diff,
-            se=se,
-            mcse=float(np.hypot(self.model_mcse[first], self.model_mcse[second])),
-            prob=probability(diff, se),
-            prob_bootstrap=_share_positive(bayesian_bootstrap(delta[:, None], self.repeats)[:, 0]),
-        )
+        prob = prob_bootstrap = np.nan
+        if not self.left_out:
+            prob = probability(diff, se)
+            replicates = bayesian_bootstrap(delta[:, None], self.repeats)[:, 0]
+            prob_bootstrap = _share_positive(replicates)
+        mcse = float(np.hypot(self.model_mcse[first], self.model_mcse[second]))
+        return Pair(diff, se, mcse, prob, prob_bootstrap)
 
     @cached_property
     def _only_pair(self) -> Pair:
@@ -186,7 +213,8 @@ def compare(
     results
         Two or more results by name. In a list they take their models' names, or "A", "B", ...
         where those are empty or not distinct. They must test the same rows in the same folds and,
-        where both have it, the same ``y``; training rows may differ.
+        where both have it, the same ``y``; training rows may differ. All may hold the same part of
+        a scheme, which is then said.
     score
         Which score to compare by; None means the first score of the first result.
     """
@@ -206,6 +234,8 @@ def compare(
         model_mcse=mcse,
         unit="row" if _by_row(chosen) else "fold",
         left_out=int((~used).sum()),
+        scheme_folds=max(folds_of_scheme(r.info, len(used)) for r in named.values()),
+        remarks=_remarks(named, chosen),
         ess=_ess(named, score, used),
         rhat_max=_rhat_max(named),
         rhat_benchmark=_benchmark(named),
@@ -295,6 +325,8 @@ def _check_comparable(named: dict[str, CVResult]) -> None:
     (first_name, first), *others = named.items()
     for name, other in others:
         _check_same_size(first_name, first, name, other)
+        _check_same_part(first_name, first, name, other)
+        _check_same_count(first_name, first, name, other)
         _check_same_test_rows(first_name, first, name, other)
         _check_same_labels(first_name, first, name, other)
         _check_same_y(first_name, first.test.get("y"), name, other.test.get("y"))
@@ -307,6 +339,28 @@ def _check_same_size(first_name: str, first: CVResult, name: str, other: CVResul
             f"compared models must have the same rows of data, but {first_name} has n_obs={n} and "
             f"{name} has n_obs={m}; fit both to the same data"
         )
+
+
+def _check_same_part(first_name: str, first: CVResult, name: str, other: CVResult) -> None:
+    """Of one scheme, the same folds."""
+    one, two = first.test["index"], other.test["index"]
+    if not same_scheme(first.info, other.info) or set(one) == set(two):
+        return
+    lacks = [
+        f"{each_name} lacks {_few(fold[~np.isin(index, others)])}"
+        for each_name, index, others, fold in (
+            (name, one, two, first.folds["fold"].values),
+            (first_name, two, one, other.folds["fold"].values),
+        )
+        if not np.isin(index, others).all()
+    ]
+    raise ValueError(
+        f"compared results must have the same folds of their scheme, but {' and '.join(lacks)}; "
+        "cross-validate these folds too and merge the parts"
+    )
+
+
+def _check_same_count(first_name: str, first: CVResult, name: str, other: CVResult) -> None:
     k, j = len(first.test["start"]) - 1, len(other.test["start"]) - 1
     if k != j:
         raise ValueError(
@@ -426,7 +480,7 @@ def _finite_in_all(chosen: dict[str, Score]) -> Bool[np.ndarray, " fold"]:
     warnings.warn(
         f"{(~used).sum()} of {len(used)} folds left out of the comparison, "
         f"{_few(table['fold'].values[~used])}, because a score is not finite there ({missing}); "
-        "the difference does not count against a model what it could not predict",
+        "there is no verdict while they are missing",
         FoldWarning,
         stacklevel=3,
     )
@@ -506,11 +560,12 @@ def _table(
     mcse: Float[np.ndarray, " model"],
     used: Bool[np.ndarray, " fold"],
 ) -> pd.DataFrame:
-    """One line per model, best first."""
+    """One line per model, best first; while a fold is missing, in the order given."""
     import pandas as pd
 
     total = contributions.sum(axis=0)
-    order = np.argsort(-total, kind="stable")
+    verdict = bool(used.all())
+    order = np.argsort(-total, kind="stable") if verdict else np.arange(len(total))
     best = order[0]
     delta = contributions - contributions[:, [best]]
     replicates = bayesian_bootstrap(delta, repeats)
@@ -539,6 +594,8 @@ def _table(
     table.loc[winner, ["prob_worse", "prob_worse_bootstrap"]] = np.nan
     table = table.iloc[order]
     table.insert(0, "rank", np.arange(1, len(table) + 1))
+    if not verdict:
+        table[[name for name in _VERDICT if name in table]] = np.nan
     return table
 
 
@@ -596,6 +653,31 @@ def stacking_weights(log_density: Float[np.ndarray, "unit model"]) -> Float[np.n
 
 
 # ---------------------------------------------------------------- diagnostics over all models
+
+
+def _remarks(named: dict[str, CVResult], chosen: dict[str, Score]) -> list[str]:
+    """What the results say of themselves: flagged folds, problems of fits, other training rows."""
+    remarks = []
+    for name, score in chosen.items():
+        count = Counter(score.folds["status"].values if "status" in score.folds else ())
+        del count["fine"]
+        kinds = [kind for kind in dict.fromkeys([*ADVICE, *count]) if count[kind]]
+        if kinds:
+            folds = f"{count.total()} of {score.folds.sizes['fold']} folds"
+            by_kind = ", ".join(f"{kind} {count[kind]}" for kind in kinds)
+            remarks.append(f"{name}: {folds} flagged: {by_kind}")
+    for name, result in named.items():
+        if result.info.get("fit_problems"):
+            remarks.append(f"{name}: check the full-data fit first: {result.info['fit_problems']}")
+    (first_name, first), *others = named.items()
+    for name, other in others:
+        if same_scheme(first.info, other.info) is False:
+            schemes = "; ".join(dict.fromkeys(str(r.info["scheme"]) for r in (first, other)))
+            remarks.append(
+                f"{first_name} and {name} test the same rows, but their schemes differ, in "
+                f"training rows or in folds that are not here: {schemes}"
+            )
+    return remarks
 
 
 def _ess(named: dict[str, CVResult], score: str, used: Bool[np.ndarray, " fold"]) -> float:

@@ -7,6 +7,7 @@ array is stored. A row may be in neither set (a buffer), never in both.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import operator
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,10 @@ class Folds:
         Whether the default score is by row (random and stratified K-fold) and not by fold.
     largest_test
         Number of test rows of the scheme's largest fold; subsets keep it.
+    total
+        Number of folds of the scheme; subsets keep it. 0 where it is not known.
+    digest
+        Digest of all rows of all folds of the scheme; subsets keep it. Empty where not known.
     """
 
     n: int
@@ -73,12 +78,16 @@ class Folds:
     scheme: str
     pointwise: bool = False
     largest_test: int = 0
+    total: int = 0
+    digest: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
+        if self.total and np.array_equal(self.index, np.arange(self.total)):  # the whole scheme
+            object.__setattr__(self, "digest", _digest(self))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -249,6 +258,8 @@ class Folds:
             scheme=self.scheme,
             pointwise=self.pointwise,
             largest_test=self.largest_test,
+            total=self.total,
+            digest=self.digest,
         )
 
 
@@ -627,10 +638,22 @@ def _make(
         scheme=scheme,
         pointwise=pointwise,
         largest_test=int(np.diff(test_start).max()),
+        total=len(names),
     )
     _check_not_empty(folds)
     _check_disjoint(folds)
     return folds
+
+
+def _digest(folds: Folds) -> str:
+    """Digest of which rows train and test in each fold, and their weights, on any machine alike."""
+    digest = hashlib.blake2b(f"{folds.n} {len(folds)}".encode(), digest_size=16)
+    tests = folds.test_start, folds.test_rows
+    trains = folds.train_start, folds.train_stop, folds.dropped_start, folds.dropped_rows
+    for rows in (*tests, *trains):
+        digest.update(rows.astype("<i8").tobytes())
+    digest.update(folds.test_weight.astype("<f8").tobytes())
+    return digest.hexdigest()
 
 
 def _check_interval(

@@ -115,7 +115,11 @@ def _comparison_record(comparison: Comparison) -> dict[str, Any]:
     return {
         "score": comparison.score,
         "over": comparison.unit,
+        "folds": comparison.folds.sizes["fold"],
+        "scheme_folds": comparison.scheme_folds,
         "left_out": comparison.left_out,
+        "missing": comparison.missing,
+        "remarks": comparison.remarks,
         "table": [
             {"model": name, **row}
             for name, row in zip(

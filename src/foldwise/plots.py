@@ -30,6 +30,7 @@ from foldwise import diagnostics
 from foldwise.accumulators import RunningSums
 from foldwise.compare import Comparison, compare, paired_difference, paired_units, probability
 from foldwise.evidence import Evidence
+from foldwise.identity import folds_of_scheme
 from foldwise.results import CVResult, Score, first_draws, in_blocks, recorded
 from foldwise.rules import LOG_SCORES, column, find_rule
 from foldwise.special import normal_cdf
@@ -111,7 +112,8 @@ class Course:
 
     ``fixed`` is the part of ``mcse`` that comes from the full-data draws, all of which are used at
     every length; NaN where it is not known by itself. ``of`` names what is estimated, ``score``
-    what it is measured in, ``names`` the models.
+    what it is measured in, ``names`` the models. ``left_out`` counts the folds that are not finite;
+    ``over`` says which folds are missing, if any.
     """
 
     draws: Int[np.ndarray, " length"]
@@ -122,7 +124,8 @@ class Course:
     of: str
     score: str
     names: list[str]
-    left_out: str
+    left_out: int
+    over: str
 
 
 def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Course:
@@ -143,6 +146,7 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
         raise ValueError(
             f"a figure needs a fold whose {name} is finite, but none is; look at the status"
         )
+    left_out = final.left_out if final else a.score(name).left_out
     return Course(
         np.array(lengths),
         estimate,
@@ -152,7 +156,8 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
         _of(final) if final else _model_name(a),
         _measure(final) if final else _quantity(name),
         final.names if final else [_model_name(a)],
-        _left_out(final.left_out if final else a.score(name).left_out, a),
+        left_out,
+        _over(left_out, a),
     )
 
 
@@ -227,7 +232,7 @@ def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = No
         _title(
             figure,
             f"{found.of}: {_number(found.estimate[-1], found.mcse[-1])}, "
-            f"epistemic SE {_error(found.se[-1])}{found.left_out}",
+            f"epistemic SE {_error(found.se[-1])}{found.over}",
             f"band: ± 2 MCSE; MCSE {_error(found.mcse[-1])} after {found.draws[-1]:,} iterations",
         )
     return figure
@@ -260,7 +265,7 @@ def plot_errors(a: CVResult, b: CVResult | None = None, score: str | None = None
         share = found.mcse[-1] / found.se[-1] if found.se[-1] > 0 else np.nan
         _title(
             figure,
-            f"{found.of}: errors of the {found.score}{found.left_out}",
+            f"{found.of}: errors of the {found.score}{found.over}",
             f"MCSE is {share:.2g} of SE after {found.draws[-1]:,} iterations",
         )
     return figure
@@ -270,9 +275,15 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
     """Probability that ``a`` predicts better than ``b`` against iterations.
 
     By the normal approximation, Phi(difference / SE); the band moves the difference by two Monte
-    Carlo standard errors either way. Needs stored draws.
+    Carlo standard errors either way. Needs stored draws, and a finite score of every fold.
     """
     found = course(a, b, score)
+    if found.left_out:
+        raise ValueError(
+            "a probability needs every fold's score of both models to be finite, but "
+            f"{found.left_out} of {a.folds.sizes['fold']} folds are left out; mend them first, see "
+            "their status"
+        )
     value = np.array([probability(d, s) for d, s in zip(found.estimate, found.se, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         low, high = (normal_cdf((found.estimate + k * found.mcse) / found.se) for k in (-2.0, 2.0))
@@ -287,7 +298,7 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
         first, second = (_short(name) for name in found.names)
         _title(
             figure,
-            f"Pr({first} predicts better than {second}): {_percent(value[-1])}{found.left_out}",
+            f"Pr({first} predicts better than {second}): {_percent(value[-1])}{found.over}",
             f"band: ± 2 MCSE; after {found.draws[-1]:,} iterations",
         )
     return figure
@@ -320,7 +331,7 @@ def plot_difference(a: CVResult, b: CVResult, score: str | None = None) -> Figur
         total = _number(found.diff, found.mcse)
         _title(
             figure,
-            f"{_of(found)}: {total}, epistemic SE {_error(found.se)}{_left_out(found.left_out, a)}",
+            f"{_of(found)}: {total}, epistemic SE {_error(found.se)}{_over(found.left_out, a)}",
             f"bars: ± 2 MCSE of the fold; MCSE of the total {_error(found.mcse)}",
         )
     return figure
@@ -921,8 +932,12 @@ def _of(found: Comparison) -> str:
     return f"{first} {joined} {second}"
 
 
-def _left_out(count: int, result: CVResult) -> str:
-    return f"; {count} of {result.folds.sizes['fold']} folds left out" if count else ""
+def _over(left_out: int, result: CVResult) -> str:
+    """Which folds are missing: those that are not finite, and those of the scheme not run."""
+    held = result.folds.sizes["fold"]
+    total = folds_of_scheme(result.info, held)
+    missing = f"; {left_out} of {held} folds left out" if left_out else ""
+    return missing + (f"; {held} of {total} folds of the scheme" if held < total else "")
 
 
 def _unknown(values: np.ndarray, what: str = "fold") -> str:

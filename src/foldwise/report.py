@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from foldwise.identity import folds_of_scheme
 from foldwise.results import flags
 from foldwise.rules import LOG_SCORES, RULES, column, find_rule
 
@@ -39,23 +40,19 @@ def score_text(score: Score) -> str:
 
 def comparison_text(comparison: Comparison) -> str:
     """Table of the models, best first, and what it means."""
-    count = len(comparison.units)
     models = len(comparison.table)
     head = (
         f"foldwise: {models} models compared by {comparison.score}, paired over "
-        f"{_count(count, comparison.unit)}"
+        f"{_paired_over(comparison)}"
     )
-    legend = "Pr(worse): probability that the best model is better"
-    if comparison.score in LOG_SCORES:
-        legend += "; weight: by stacking"
-    elif find_rule(comparison.score).sign < 0:
-        legend += f"; {comparison.score} is an error, its difference is negated"
     mixing = _mixing_text(comparison.rhat_max, comparison.rhat_benchmark, comparison.share_above)
-    lines = [*_wrap(head), "", *_model_table(comparison), *_wrap(legend), ""]
-    if models == 2:
+    lines = [*_wrap(head), "", *_model_table(comparison), *_wrap(_legend(comparison)), ""]
+    if comparison.left_out:
+        lines += _wrap(_no_verdict(comparison))
+    elif models == 2:
         lines += _wrap(_pair_sentence(comparison))
     lines += _wrap(f"Monte Carlo: {_ess(comparison.ess, comparison.score)}{mixing}")
-    for note in _notes(comparison):
+    for note in [*_notes(comparison), *comparison.remarks]:
         lines += _wrap(f"- {note}")
     return "\n".join(lines)
 
@@ -67,7 +64,8 @@ def _heading(result: CVResult) -> list[str]:
     info = result.info
     model = f"model {info['model']}" if info.get("model") else "unnamed model"
     title = ", ".join(str(part) for part in (model, info.get("scheme")) if part)
-    size = [_count(result.folds.sizes["fold"], "fold")]
+    held = result.folds.sizes["fold"]
+    size = [_folds(held, folds_of_scheme(info, held))]
     size += [_count(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
     text = ", ".join(size)
     if info.get("chains") is not None and info.get("draws") is not None:
@@ -191,6 +189,39 @@ def _flags(result: CVResult) -> list[str]:
 # ---------------------------------------------------------------- a comparison
 
 
+def _paired_over(comparison: Comparison) -> str:
+    """Over how many units differences are paired, and of how many folds where some are missing."""
+    used = comparison.folds.sizes["fold"] - comparison.left_out
+    folds = _folds(used, comparison.scheme_folds)
+    if comparison.unit == "fold":
+        return folds
+    rows = _count(len(comparison.units), comparison.unit)
+    return f"{rows} of {folds}" if used < comparison.scheme_folds else rows
+
+
+def _legend(comparison: Comparison) -> str:
+    """What the table's columns are."""
+    if comparison.left_out:
+        parts = [f"differences to {comparison.names[0]}, over the folds that all models have"]
+    else:
+        parts = ["Pr(worse): probability that the best model is better"]
+        parts += ["weight: by stacking"] * (comparison.score in LOG_SCORES)
+    if find_rule(comparison.score).sign < 0:
+        parts.append(f"{comparison.score} is an error, its difference is negated")
+    return "; ".join(parts)
+
+
+def _no_verdict(comparison: Comparison) -> str:
+    """Which folds are missing in which model, and what to do."""
+    where = "; ".join(f"{_listed(names)} in {model}" for model, names in comparison.missing.items())
+    verb = "has" if comparison.left_out == 1 else "have"
+    return (
+        f"No verdict: {comparison.left_out} of {_count(comparison.folds.sizes['fold'], 'fold')} "
+        f"{verb} no finite score ({where}), and a fold fails most easily where a model predicts "
+        "badly. Print that model's result for what to do about these folds, and compare again."
+    )
+
+
 def _model_table(comparison: Comparison) -> list[str]:
     """The models, best first; a name too long for its column stands on a line of its own."""
     table, value = comparison.table, column(comparison.score)
@@ -242,21 +273,10 @@ def _pair_sentence(comparison: Comparison) -> str:
 def _notes(comparison: Comparison) -> list[str]:
     """What the reader of the table should beware of."""
     notes = []
-    if comparison.left_out:
-        finite = np.isfinite(comparison.folds[column(comparison.score)].values)
-        where = [
-            f"{_count(int((~f).sum()), 'fold')} of {name}"
-            for name, f in zip(comparison.names, finite, strict=True)
-            if not f.all()
-        ]
-        notes.append(
-            f"{comparison.left_out} of {comparison.folds.sizes['fold']} folds left out, as not "
-            f"finite: {', '.join(where)}. No model is charged for them."
-        )
     others = comparison.table.iloc[1:]
     diff = others[f"{column(comparison.score)}_diff"]
     small = others.index[diff.abs() < SMALL_DIFFERENCE]
-    if len(small) and comparison.score in LOG_SCORES:
+    if len(small) and comparison.score in LOG_SCORES and not comparison.left_out:
         notes.append(
             f"The difference to {_listed(small)} is below {SMALL_DIFFERENCE:g}: too small to "
             "matter, and its probability is not to be relied on (Sivula et al. 2020)."
@@ -303,6 +323,11 @@ def _wrap(text: str) -> list[str]:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _folds(held: int, total: int) -> str:
+    """How many folds, and of how many where some of their scheme are missing."""
+    return _count(held, "fold") if held == total else f"{held} of {_count(total, 'fold')}"
 
 
 def _listed(values: Any) -> str:

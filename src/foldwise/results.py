@@ -12,6 +12,7 @@ import numpy as np
 from foldwise import diagnostics
 from foldwise.checks import check_count
 from foldwise.evidence import Estimate, Evidence
+from foldwise.identity import identity
 from foldwise.rules import JOINT_RESIDUALS, LOG_SCORES, column, find_rule
 from foldwise.scores import calibration, estimate
 from foldwise.special import normal_cdf
@@ -110,7 +111,8 @@ class CVResult:
     test
         Which rows each fold tests, and the observed values where the model has them.
     info
-        Name of the model, scheme, settings, seeds, and the seconds of each phase.
+        Name of the model, scheme, settings, seeds, the seconds of each phase, and what tells
+        whether two results are of one model, data and scheme.
     draws
         Log score of every draw, by fold, chain and draw; None with ``memory="online"``.
     calibration
@@ -433,6 +435,7 @@ def _info(run: Run) -> dict[str, Any]:
     return {
         "model": run.model.name or "",
         "scheme": run.folds.scheme,
+        "identity": identity(run.model, run.folds),
         "n_obs": run.model.n_obs,
         "parameters": run.model.dimension,
         "chains": settings.chains,
@@ -684,8 +687,9 @@ def load(path: str | Path) -> CVResult:
 def merge(results: Iterable[CVResult]) -> CVResult:
     """Join results of disjoint folds of one scheme, run apart, into that of all their folds.
 
-    They must be of one model and one run length, with the same scores and estimator. The joined
-    result cannot be extended; extend its parts and merge them again.
+    They must be of one model and its data, one scheme and one run length, with the same scores and
+    estimator; the joined result says how many folds of the scheme it has. It cannot be extended;
+    extend its parts and merge them again.
     """
     from foldwise import storage
 

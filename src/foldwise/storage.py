@@ -40,6 +40,7 @@ from foldwise.evaluate import rows_at
 from foldwise.evidence import Evidence, FullCurvature
 from foldwise.fit import Fit
 from foldwise.folds import Folds
+from foldwise.identity import check_one_identity
 from foldwise.kernel import StepSize
 from foldwise.ladder import Rung
 from foldwise.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
@@ -622,7 +623,8 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     folds in the scheme's order. Scores add up, and so do Monte Carlo variances, except that runs
     which share a full-data fit share its error: their influences are added draw by draw before
     taking the variance. The R-hat-max benchmark is the maximum over the parts, replicate by
-    replicate. Merge all parts at once. In leave-future-out the last fold of each part has no
+    replicate. Merge all parts at once: what is still missing of the scheme is said in the printed
+    result ("20 of 30 folds"). In leave-future-out the last fold of each part has no
     partner there, so its score is a plain mean. A merged result cannot be extended; its parts can.
     """
     parts = list(results)
@@ -682,6 +684,7 @@ def _check_parts(parts: list[CVResult]) -> None:
             "merged results must have the same observations, but their y differ; run them on "
             "the same data in the same order"
         )
+    check_one_identity([part.info for part in parts])
     _check_disjoint(parts)
 
 
@@ -803,11 +806,13 @@ def _merge_info(parts: list[CVResult]) -> dict[str, Any]:
         for phase, spent in part.info["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + spent
     stored = all(part.draws is not None for part in parts)
+    problems = [part.info.get("fit_problems", "") for part in parts]
     return {
         **info,
         "memory": "draws" if stored else "online",
         "seconds": seconds,
         "gradients": sum(part.info["gradients"] for part in parts),
+        "fit_problems": "; ".join(dict.fromkeys(filter(None, problems))),
         "merged": len(parts),
     }
 

@@ -176,6 +176,11 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
             f"The model predicts {aim} with a mean log score of {result.elpd / count:.3f} "
             f"(SE {result.se / count:.3f}, MCSE {result.mcse / count:.2g}){caveat}."
         )
+    if comparison.left_out:
+        return (
+            f"No verdict on which model predicts {aim} better: "
+            f"{_count(comparison.left_out, 'fold')} left out, as a score is not finite there."
+        )
     better, worse = comparison.table.index
     pair = comparison.pair(better, worse)
     sure = "over 0.999" if pair.prob > 0.999 else f"{pair.prob:.3f}"
