@@ -510,20 +510,6 @@ def test_numpyro_rows_that_do_not_count_as_one():
         fw.from_numpyro(lambda: rows()(hidden))
 
 
-def test_numpyro_narrow_counts_do_not_overflow():
-    def model(y=None):
-        numpyro.sample("a", dist.Normal())
-        with numpyro.plate("rows", 4):
-            numpyro.sample("y", dist.Poisson(250.0), obs=y)
-
-    narrow, wide = (
-        fw.from_numpyro(model, y=np.full(4, 255, kind)) for kind in (np.uint8, np.int64)
-    )
-    with jax.enable_x64(True):
-        rows = [np.asarray(m.log_likelihood({"a": 0.0})) for m in (narrow, wide)]
-    np.testing.assert_array_equal(*rows)
-
-
 # PyMC says that it imputes, which is what is refused
 @pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")
 def test_pymc_refusals():

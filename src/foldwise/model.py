@@ -235,6 +235,11 @@ class Model:
             )
         if rows.shape != (self.n_obs,):
             raise ValueError(_row_shape_message(rows.shape, self.n_obs))
+        if rows.dtype.kind != "f":
+            raise TypeError(
+                "log_likelihood(position) must give real numbers, one log density for each row, "
+                f"but they are {rows.dtype}; return floating-point log densities"
+            )
         self._check_same(found)
 
     def check_same(self) -> None:
@@ -442,10 +447,18 @@ def _observed(y: Any, n_obs: int) -> np.ndarray:
         raise ValueError(
             f"the first axis of y must have length n_obs={n_obs}, but y has shape {values.shape}"
         )
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        first = int(np.argwhere(np.isnan(values))[0][0])
+    missing = _missing(values)
+    if missing.any():
+        first = int(np.argwhere(missing)[0][0])
         raise ValueError(f"y must not hold NaN, but row {first} does; drop or impute such rows")
     return values
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    """Where values are NaN or, among objects, None."""
+    if values.dtype.kind == "O":
+        return np.array([v is None or v != v for v in values.ravel()]).reshape(values.shape)
+    return np.isnan(values) if values.dtype.kind in "fc" else np.zeros(values.shape, bool)
 
 
 def _own_copy(y: np.ndarray) -> np.ndarray:

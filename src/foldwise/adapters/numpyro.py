@@ -99,14 +99,11 @@ def from_numpyro(
 def _as_float64(value: Any) -> Any:
     """Floating-point data in double precision: NumPyro computes in the precision of its data.
 
-    Whole numbers become wide too, so that ``y + 1`` does not overflow. All arrays are copied,
-    because JAX remembers the precision it has seen an array in.
+    All arrays are copied, because JAX remembers the precision it has seen an array in.
     """
     if not isinstance(value, (jax.Array, np.ndarray)) or value.dtype.kind not in "fiub":
         return value
-    narrow = value.dtype.kind in "iu" and value.dtype.itemsize < 8
-    wide = np.float64 if value.dtype.kind == "f" else np.int64 if narrow else value.dtype
-    return np.array(value, wide)
+    return np.array(value, np.float64 if value.dtype.kind == "f" else value.dtype)
 
 
 def _trace(
