@@ -17,8 +17,11 @@ import pymc as pm
 import pytest
 import trios
 import xarray as xr
+from numpyro.contrib.control_flow import scan
+from numpyro.handlers import mask, scale
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
+from numpyro.infer.util import potential_energy
 
 import foldwise as fw
 from foldwise import crossval
@@ -206,6 +209,113 @@ def test_bambi_with_random_effects(seed):
         fw.from_numpyro(data)
 
 
+def scaled_latents(y=None):
+    with scale(scale=0.5):
+        mu, s = numpyro.sample("mu", dist.Normal()), numpyro.sample("s", dist.HalfNormal())
+        simplex = numpyro.sample("simplex", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("rows", trios.N):
+        numpyro.sample("y", dist.Normal(mu + simplex[0], s), obs=y)
+
+
+def masked_latents(y=None):
+    with mask(mask=False):
+        s = numpyro.sample("s", dist.HalfNormal(2.0))
+    with numpyro.plate("groups", 3), mask(mask=np.array([True, False, True])):
+        z = numpyro.sample("z", dist.Gamma(2.0, 1.0))
+    free = numpyro.sample("free", dist.HalfNormal().mask(False))
+    with numpyro.plate("rows", trios.N):
+        numpyro.sample("y", dist.Normal(z.sum() + free, s), obs=y)
+
+
+def scaled_and_masked_observations(y=None):
+    mu, s = numpyro.sample("mu", dist.Normal()), numpyro.sample("s", dist.LogNormal())
+    with numpyro.plate("rows", trios.N):
+        with scale(scale=3.0), mask(mask=trios.GROUP > 2):
+            numpyro.sample("other", dist.Normal(mu, s), obs=2.0 * trios.CONTINUOUS)
+        with scale(scale=1.0), mask(mask=trios.GROUP >= 0):
+            numpyro.sample("y", dist.Normal(mu, s), obs=y)
+
+
+def latents_in_a_scan(y=None):
+    s = numpyro.sample("s", dist.HalfNormal())
+
+    def step(x, _):
+        x = numpyro.sample("x", dist.Normal(x, s))
+        with numpyro.plate("pair", 2):
+            positive = numpyro.sample("positive", dist.HalfNormal())
+        simplex = numpyro.sample("simplex", dist.Dirichlet(jnp.ones(3)))
+        return x, x + positive.sum() + simplex[0]
+
+    _, level = scan(step, 0.0, jnp.arange(trios.N))
+    with numpyro.plate("rows", trios.N):
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model", [scaled_latents, masked_latents, scaled_and_masked_observations, latents_in_a_scan]
+)
+def test_numpyro_densities_are_numpyros_own(model):
+    y = trios.CONTINUOUS
+    found = fw.from_numpyro(model, y=y, observed="y")
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        position = jax.tree.map(
+            lambda v: jnp.asarray(rng.normal(0, 0.5, np.shape(v))), found._template
+        )
+        own = float(found.log_prior(position) + found.log_likelihood(position).sum())
+        assert own == pytest.approx(-float(potential_energy(model, (), {"y": y}, position)))
+        again = found.unconstrain(found.constrain(position))
+        for name, value in position.items():
+            np.testing.assert_allclose(again[name], value, atol=1e-10)
+
+
+# ---------------------------------------------------------------- data that change
+
+
+def test_numpyro_arguments_changed_in_place():
+    x, y = trios.X[:, 0].copy(), trios.CONTINUOUS.copy()
+
+    def model(data, weight, y=None):
+        b = numpyro.sample("b", dist.Normal())
+        with numpyro.plate("rows", trios.N):
+            numpyro.sample("y", dist.Normal(b * data["x"] * weight, 1.0), obs=y)
+
+    data = {"x": x}
+    found = fw.from_numpyro(model, data, jnp.ones(trios.N, np.float32), y=y)
+    found.check()
+    for array in (x, y):
+        array[0] += 1.0
+        with pytest.raises(ValueError, match="arguments must stay .* call from_numpyro again"):
+            found.check()
+        with pytest.raises(ValueError, match="call from_numpyro again"):
+            fw.cross_validate(found, fw.leave_one_out(trios.N), seed=1, progress=False)
+        array[0] = trios.X[0, 0] if array is x else trios.CONTINUOUS[0]
+    found.check()
+    data["x"] = 2.0 * x
+    with pytest.raises(ValueError, match="call from_numpyro again"):
+        found.check()
+
+
+def test_pymc_data_that_are_set():
+    x, y = trios.X[:, 0], trios.CONTINUOUS
+    with pm.Model() as model:
+        pm.Data("x", x)
+        mean = pm.Normal("b") * model["x"]
+        pm.Normal("obs", mean, 1.0, observed=pm.Data("y", y))
+    found = fw.from_pymc(model)
+    found.check()
+    for name, value in (("x", x), ("y", y)):
+        pm.set_data({name: 2.0 * value}, model=model)
+        with pytest.raises(ValueError, match=f"data '{name}' must stay .* call from_pymc again"):
+            found.check()
+        with pytest.raises(ValueError, match="call from_pymc again"):
+            fw.fit(replace(found, name="renamed"), seed=1, progress=False)
+        with pytest.raises(ValueError, match="call from_pymc again"):
+            fw.cross_validate(found, fw.leave_one_out(trios.N), seed=1, progress=False)
+        pm.set_data({name: value}, model=model)
+    found.check()
+
+
 # ---------------------------------------------------------------- fits that users have
 
 
@@ -372,6 +482,32 @@ def test_numpyro_refusals():
 
     with pytest.raises(ValueError, match="must have a prior, but site 'mu' is a numpyro.param"):
         fw.from_numpyro(optimised, y=y)
+
+
+def test_numpyro_rows_that_do_not_count_as_one():
+    y, some = trios.CONTINUOUS, trios.GROUP > 1
+
+    def rows(handler=None, masked=None, obs_mask=None):
+        def model(y=None):
+            normal = dist.Normal(numpyro.sample("mu", dist.Normal()), 1.0)
+            normal = normal if masked is None else normal.mask(masked)
+            with numpyro.plate("rows", trios.N), handler or mask(mask=True):
+                numpyro.sample("y", normal, obs=y, obs_mask=obs_mask)
+
+        return model
+
+    with pytest.raises(ValueError, match=r"'y' must not be scaled, .* by \[2.\].*take handlers"):
+        fw.from_numpyro(rows(scale(scale=2.0)), y=y)
+    with pytest.raises(ValueError, match="'y' must not be scaled"):
+        fw.from_numpyro(scale(rows(), scale=0.1), y=y)
+    for model in (rows(mask(mask=some)), rows(masked=some), rows(obs_mask=some)):
+        with pytest.raises(ValueError, match="observed, but 10 of 30 are masked out; drop those"):
+            fw.from_numpyro(model, y=y)
+    hidden = np.ma.masked_array(y, ~some)
+    with pytest.raises(ValueError, match="data must not be masked, but row 0"):
+        fw.from_numpyro(rows(), y=hidden)
+    with pytest.raises(ValueError, match="data must not be masked, but row 0"):
+        fw.from_numpyro(lambda: rows()(hidden))
 
 
 # PyMC says that it imputes, which is what is refused

@@ -1,5 +1,6 @@
 """Folds: properties of every scheme, definitions against brute force, and errors."""
 
+import copy
 import datetime
 import doctest
 import os
@@ -232,9 +233,10 @@ def test_round_trip_through_from_splits(folds):
 
 
 def test_pickle(folds):
-    again = pickle.loads(pickle.dumps(folds))
-    assert sets(again) == sets(folds) and again.scheme == folds.scheme
-    np.testing.assert_array_equal(again.names, folds.names)
+    for again in (pickle.loads(pickle.dumps(folds)), copy.deepcopy(folds)):
+        assert sets(again) == sets(folds) and again.scheme == folds.scheme
+        np.testing.assert_array_equal(again.names, folds.names)
+        assert not any(array.flags.writeable for array in arrays(again))
 
 
 def test_repr_is_two_short_lines(folds):
@@ -865,7 +867,7 @@ BAD_PARTS = [
     (
         {"train_interval": (np.array([0.0, 2]), np.array([3, 5]))},
         TypeError,
-        r"got float64 to int64",
+        r"train start must be integers, got float64",
     ),
 ]
 
@@ -878,3 +880,67 @@ def test_make_accepts_sound_parts():
 def test_make_refuses_unsound_parts(parts, error, message):
     with pytest.raises(error, match=message):
         _make(**(GOOD | parts))
+
+
+# leave_group_out over 6 rows: fold a tests 0 and 3, b tests 1 and 4, c tests 2 and 5
+THREE = leave_group_out(["a", "b", "c", "a", "b", "c"])
+BY_HAND = [
+    ({"test_weight": -THREE.test_weight}, ValueError, r"and finite, but row 0 .* -1.0 \(6"),
+    ({"test_weight": np.zeros(6)}, ValueError, r"weights of test rows must be positive"),
+    ({"test_weight": [1, 1, 1, 1, np.nan, 1]}, ValueError, r"row 2 of fold 2 \(named c\) has nan"),
+    ({"test_weight": [1, 1, 1, 1, 1, np.inf]}, ValueError, r"row 5 .* has inf \(1 such"),
+    ({"test_weight": np.full(6, True)}, TypeError, r"test_weight must be numbers, got bool"),
+    ({"test_weight": np.ones(5)}, ValueError, r"test_weight must have length 6 .* but has 5"),
+    ({"test_weight": np.ones((6, 1))}, ValueError, r"test_weight must have one axis.*\(6, 1\)"),
+    ({"test_rows": [1, 3, 1, 4, 2, 5]}, ValueError, r"both train and test .* row 1 does in fold 0"),
+    ({"test_rows": [0, 3, 1, 4, 2, 6]}, ValueError, r"c\) must lie in \[0, 6\), but row 6 does"),
+    ({"test_rows": [-1, 3, 1, 4, 2, 5]}, ValueError, r"must lie in \[0, 6\), but row -1 does"),
+    ({"test_rows": [3, 0, 1, 4, 2, 5]}, ValueError, r"ascending, but row 0 follows row 3"),
+    ({"test_rows": [0, 0, 1, 4, 2, 5]}, ValueError, r"ascending, but row 0 follows row 0"),
+    ({"test_rows": [0.0, 3, 1, 4, 2, 5]}, TypeError, r"test rows must be integers, got float64"),
+    ({"test_rows": np.uint64([0, 2**63, 1, 4, 2, 5])}, ValueError, r"must be below 2\*\*63"),
+    (
+        {"test_start": [0, 2, 2, 4], "test_rows": [0, 3, 2, 5], "test_weight": np.ones(4)},
+        ValueError,
+        r"fold 1 \(named b\) has no test rows",
+    ),
+    ({"test_start": [0, 4, 2, 6]}, ValueError, r"must rise from 0 .* falling in between"),
+    ({"test_start": [0, 2, 4, 5]}, ValueError, r"to the 6 entries .* goes from 0 to 5"),
+    ({"test_start": [1, 2, 4, 6]}, ValueError, r"to the 6 entries .* goes from 1 to 6"),
+    ({"test_start": [0, 2, 6]}, ValueError, r"test_start must have length 4 .* but has 3"),
+    ({"dropped_start": [0, 2, 4, 4]}, ValueError, r"dropped_start must rise from 0 to the 6"),
+    ({"dropped_rows": [0, 2, 1, 4, 2, 5]}, ValueError, r"row 3 does in fold 0 \(named a\)"),
+    ({"dropped_rows": [0, 3, 1, 4, 2, 9]}, ValueError, r"dropped rows .* but row 9 does not"),
+    ({"train_start": [0, 0, 5], "train_stop": [6, 6, 6]}, ValueError, r"dropped rows .* row 2"),
+    ({"train_stop": [6, 6, 7]}, ValueError, r"train intervals must lie within .* has \[0, 7\)"),
+    ({"train_start": [0, 0]}, ValueError, r"train_start must have length 3 .* but has 2"),
+    ({"n": 5}, ValueError, r"train intervals must lie within the rows 0 to 4"),
+    ({"n": 6.0}, TypeError, r"n must be an integer"),
+    ({"names": np.array(["a", "b"])}, ValueError, r"index must have length 2 .* but has 3"),
+    ({"index": [0, 1, 1]}, ValueError, r"3 folds have 2 numbers"),
+    ({"index": [0, 1, -1]}, ValueError, r"index must give each fold a number.* the least -1"),
+    ({"index": [0, 1, 0.5]}, TypeError, r"index must be integers"),
+    ({"largest_test": 1}, ValueError, r"largest_test must be at least .* 2, but is 1"),
+    ({"pointwise": "no"}, TypeError, r"pointwise must be True or False, got 'no'"),
+    ({"scheme": None}, TypeError, r"scheme must be text"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), BY_HAND, ids=[m for _, _, m in BY_HAND])
+def test_folds_by_hand_are_checked(changes, error, message):
+    with pytest.raises(error, match=message):
+        replace(THREE, **changes)
+
+
+def test_folds_by_hand_take_lists_and_small_integers():
+    changes = {"test_rows": [0, 3, 1, 4, 2, 5], "train_stop": np.uint8([6, 6, 6])}
+    again = replace(THREE, **changes, largest_test=0, test_weight=[1, 2, 1, 2, 1, 2])
+    assert sets(again) == sets(THREE) and again.largest_test == 2
+    assert again.train_stop.dtype == np.int32 and again.test_weight.dtype == np.float64
+
+
+def test_folds_keep_no_array_that_others_can_write_to():
+    weight = np.ones(6)
+    folds = replace(THREE, test_weight=weight)
+    weight[0] = -1.0
+    assert folds.test_weight[0] == 1.0

@@ -62,6 +62,14 @@ def test_likelihood_with_event_axis_is_refused():
         make(log_likelihood=lambda mu: jnp.ones((4, 2)) * mu).check()
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [(bool, "bool"), (int, "int64"), (complex, "complex128")]
+)
+def test_likelihood_must_be_real_numbers(kind, said):
+    with pytest.raises(TypeError, match=f"must give real numbers, .* but they are {said}"):
+        make(log_likelihood=lambda mu: normal_rows(mu).astype(kind)).check()
+
+
 def test_prior_must_be_scalar():
     with pytest.raises(ValueError, match=r"log_prior\(position\) must be a scalar.*\(1,\)"):
         make(log_prior=lambda mu: jnp.atleast_1d(mu)).check()
@@ -76,8 +84,9 @@ def test_nan_in_the_data():
     y = np.array([0.5, np.nan, 2.0, 0.1])
     with pytest.raises(ValueError, match="1 of 4 rows are not.*first row 1.*missing values"):
         make(log_likelihood=lambda mu: -0.5 * (y - mu) ** 2).check()
-    with pytest.raises(ValueError, match="y must not hold NaN, but row 1 does"):
-        make(y=y)
+    for values in (y, y.astype(object), np.array([0.5, None, 2.0, 0.1]), y.astype(complex)):
+        with pytest.raises(ValueError, match="y must not hold NaN, but row 1 does"):
+            make(y=values)
 
 
 def test_gradient_not_finite_at_start():

@@ -741,7 +741,7 @@ def test_comparison_over_the_folds_that_all_have(prepared, results):
 # the flag is what is tested, by pytest.warns or in the table
 @pytest.mark.filterwarnings("ignore::foldwise.results.FoldWarning")
 def test_a_target_that_has_no_error(seed):
-    flat = replace(poisson(), simulate=lambda key, a: jnp.full(10, 2) + 0 * jnp.int32(a))
+    flat = replace(poisson(), simulate=lambda key, a: 2 + 0 * jax.random.poisson(key, a**2, (10,)))
     with pytest.warns(UserWarning, match=r"target_mcse=0.1 cannot be reached: .* of scrps is not"):
         found = run(flat, ("scrps",), target_mcse=0.1, seed=seed)
     score = found.score("scrps")

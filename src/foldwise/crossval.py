@@ -352,6 +352,7 @@ def cross_validate(
             _run_to_target(runs, target_mcse, max_draws, bar)
     results = {}
     for run in runs:
+        run.model.check_same()  # as it was when the first program was traced, to the last
         results[str(run.model.name)] = summarise(run)
     return results if isinstance(model, ModelFamily) else results[str(model.name)]
 
@@ -686,6 +687,7 @@ def _main_variances(run: Run) -> tuple[float, float]:
 def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
     """Result of ``run`` after ``draws`` more draws of every chain; ``run`` itself is unchanged."""
     check_count("draws", draws, 1)
+    run.model.check_shapes()
     longer = run.copy()
     with Progress(progress) as bar:
         sample([longer], draws, bar)

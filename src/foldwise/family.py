@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from foldwise.model import Model, Position
+from foldwise.purity import unjitted
 
 
 class Member(Model):
@@ -123,10 +124,11 @@ def model_family(
         raise ValueError(f"names must be distinct, got {', '.join(labels)}; give names=")
     functions = (log_prior, log_likelihood, simulate, row_log_density)
     programs: dict[Any, Any] = {}
-    members = [
-        _member(functions, init, n_obs, y, a, n, programs)
-        for a, n in zip(arrays, labels, strict=True)
-    ]
+    members: list[Model] = []
+    for array, label in zip(arrays, labels, strict=True):
+        own = members[0].y if members else y  # one copy of the values for all
+        members.append(_member(functions, init, n_obs, own, array, label, programs))
+        members[-1].__dict__["_given_y"] = members[0].__dict__.get("_given_y")
     return ModelFamily(members)
 
 
@@ -148,7 +150,8 @@ def _member(
     def selecting(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
         if function is None:
             return None
-        return lambda *arguments: function(*arguments, box[0].__dict__["selection"])
+        inner = unjitted(function)
+        return lambda *arguments: inner(*arguments, box[0].__dict__["selection"])
 
     log_prior, log_likelihood, simulate, row_log_density = map(selecting, functions)
     assert log_prior is not None

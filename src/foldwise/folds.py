@@ -27,7 +27,8 @@ class Folds:
 
     The scheme functions of this module make it. ``folds[2:5]``, ``folds[[0, 7]]`` and
     ``folds.sample(m, seed)`` are subsets of the folds; looping over it gives (train, test) pairs
-    of row indices, as a scikit-learn splitter does.
+    of row indices, as a scikit-learn splitter does. However it is made, all that is said below is
+    checked, and its arrays cannot be changed.
 
     Attributes
     ----------
@@ -42,7 +43,7 @@ class Folds:
     test_rows
         Fold k tests ``test_rows[test_start[k]:test_start[k + 1]]``, ascending.
     test_weight
-        Weight of each entry of ``test_rows``: 1, or 1/m for a row tested m times in
+        Weight of each entry of ``test_rows``, positive: 1, or 1/m for a row tested m times in
         ``from_splits`` and ``from_splitter``.
     train_start
         (K,) first row of the interval that fold k trains on, but for its dropped rows.
@@ -58,7 +59,7 @@ class Folds:
     pointwise
         Whether the default score is by row (random and stratified K-fold) and not by fold.
     largest_test
-        Number of test rows of the scheme's largest fold; subsets keep it.
+        Number of test rows of the scheme's largest fold; subsets keep it. 0: of these folds.
     total
         Number of folds of the scheme; subsets keep it. 0 where it is not known.
     digest
@@ -82,12 +83,23 @@ class Folds:
     digest: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray):
-                value.setflags(write=False)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in _plain_fields(given).items():
+            object.__setattr__(self, name, value)
+        _check_folds(self)
+        # int32 where rows fit it, now that they are known to
+        for name in _ROW_FIELDS:
+            object.__setattr__(self, name, _owned(getattr(self, name), _row_type(self.n)))
+        for name in (*_COUNT_FIELDS, "names", "test_weight"):
+            object.__setattr__(self, name, _owned(getattr(self, name)))
+        if self.largest_test == 0:
+            object.__setattr__(self, "largest_test", int(self.n_test.max()))
         if self.total and np.array_equal(self.index, np.arange(self.total)):  # the whole scheme
             object.__setattr__(self, "digest", _digest(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()  # copies and pickles come with arrays that can be written to
 
     def __len__(self) -> int:
         return len(self.names)
@@ -613,36 +625,138 @@ def _make(
     test_weight: np.ndarray | None = None,
     pointwise: bool = False,
 ) -> Folds:
-    """Checked Folds; every scheme ends here."""
-    if len(names) == 0:
-        raise ValueError(f"{scheme}: there must be at least one fold, got none")
-    test_start, test_rows = test
-    dropped_start, dropped_rows = dropped
-    train_start, train_stop = train_interval
-    row_type = _row_type(n)
-    _check_interval(train_start, train_stop, n, names, scheme)
-    zero = np.zeros(len(names), dtype=np.int64)
-    _check_lists(test, zero, zero + n, names, f"{scheme}: test rows")
-    _check_lists(dropped, train_start, train_stop, names, f"{scheme}: dropped rows")
-    folds = Folds(
+    """Folds of a whole scheme; every scheme ends here."""
+    return Folds(
         n=n,
         names=names,
         index=np.arange(len(names)),
-        test_start=test_start,
-        test_rows=test_rows.astype(row_type, copy=False),
-        test_weight=np.ones(len(test_rows)) if test_weight is None else test_weight,
-        train_start=train_start.astype(row_type, copy=False),
-        train_stop=train_stop.astype(row_type, copy=False),
-        dropped_start=dropped_start,
-        dropped_rows=dropped_rows.astype(row_type, copy=False),
+        test_start=test[0],
+        test_rows=test[1],
+        test_weight=np.ones(len(test[1])) if test_weight is None else test_weight,
+        train_start=train_interval[0],
+        train_stop=train_interval[1],
+        dropped_start=dropped[0],
+        dropped_rows=dropped[1],
         scheme=scheme,
         pointwise=pointwise,
-        largest_test=int(np.diff(test_start).max()),
         total=len(names),
     )
+
+
+# What must hold of folds, in O(rows + entries of the lists)
+
+_ROW_FIELDS = ("test_rows", "train_start", "train_stop", "dropped_rows")
+_COUNT_FIELDS = ("index", "test_start", "dropped_start")
+
+
+def _plain_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """Fields of ``Folds`` in their types: arrays with one axis, of integers where they count."""
+    scheme = given["scheme"]
+    if not isinstance(scheme, str):
+        raise TypeError(f"scheme must be text that describes the folds, got {scheme!r}")
+    if not isinstance(given["pointwise"], bool | np.bool_):
+        raise TypeError(f"{scheme}: pointwise must be True or False, got {given['pointwise']!r}")
+    found = given | {"n": _integer(given["n"], "n", 2), "pointwise": bool(given["pointwise"])}
+    found["largest_test"] = _integer(given["largest_test"], "largest_test", 0)
+    for name in (*_ROW_FIELDS, *_COUNT_FIELDS, "names", "test_weight"):
+        array = found[name] = np.asarray(given[name])
+        if array.ndim != 1:
+            raise ValueError(f"{scheme}: {name} must have one axis, got shape {array.shape}")
+        if name in ("names", "test_weight"):
+            continue
+        if array.dtype.kind not in "iu":
+            what = name.replace("_", " ")
+            raise TypeError(f"{scheme}: {what} must be integers, got {array.dtype}")
+        if array.dtype.kind == "u" or name in _COUNT_FIELDS:
+            found[name] = _int64(array, f"{scheme}: {name}")
+    weight = found["test_weight"]
+    if weight.dtype.kind not in "fiu":
+        raise TypeError(f"{scheme}: test_weight must be numbers, got {weight.dtype}")
+    found["test_weight"] = weight.astype(np.float64, copy=False)
+    return found
+
+
+def _owned(values: np.ndarray, dtype: Any = None) -> np.ndarray:
+    """The array, read-only; a copy if its maker could still write to it."""
+    own = values.astype(dtype or values.dtype, copy=values.flags.writeable)
+    own.setflags(write=False)
+    return own
+
+
+def _int64(values: np.ndarray, what: str) -> np.ndarray:
+    """Integers with a sign, in which differences and products are what they should be."""
+    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{what} must be below 2**63, got {values.max()}")
+    return values.astype(np.int64, copy=False)
+
+
+def _check_folds(folds: Folds) -> None:
+    """Raise unless the folds are what the docstring of ``Folds`` says."""
+    scheme, names, n = folds.scheme, folds.names, folds.n
+    if len(names) == 0:
+        raise ValueError(f"{scheme}: there must be at least one fold, got none")
+    _check_lengths(folds)
+    _check_interval(folds.train_start, folds.train_stop, n, names, scheme)
+    test_owner, dropped_owner = _owners(folds.test_start), _owners(folds.dropped_start)
+    _check_rows(folds.test_rows, test_owner, 0, n, names, f"{scheme}: test rows")
+    lowest, stop = folds.train_start[dropped_owner], folds.train_stop[dropped_owner]
+    _check_rows(folds.dropped_rows, dropped_owner, lowest, stop, names, f"{scheme}: dropped rows")
     _check_not_empty(folds)
-    _check_disjoint(folds)
-    return folds
+    _check_disjoint(folds, test_owner, dropped_owner)
+    weight = folds.test_weight
+    # not (0 < weight < inf), so that NaN is found too
+    bad = np.flatnonzero(~((weight > 0) & (weight < np.inf)))
+    if len(bad):
+        raise ValueError(
+            f"{scheme}: weights of test rows must be positive and finite, but row "
+            f"{folds.test_rows[bad[0]]} of {_fold_name(names, test_owner[bad[0]])} has "
+            f"{weight[bad[0]]} ({len(bad)} such rows); leave rows that should not count out of "
+            "the test sets"
+        )
+    _check_index(folds)
+
+
+def _check_lengths(folds: Folds) -> None:
+    """Raise unless arrays are as long as each other and lists begin and end where they should."""
+    k, scheme = len(folds.names), folds.scheme
+    lengths = {
+        **dict.fromkeys(("index", "train_start", "train_stop"), k),
+        **dict.fromkeys(("test_start", "dropped_start"), k + 1),
+        "test_weight": len(folds.test_rows),
+    }
+    for name, length in lengths.items():
+        if len(getattr(folds, name)) != length:
+            raise ValueError(
+                f"{scheme}: {name} must have length {length} ({k} folds, {len(folds.test_rows)} "
+                f"test rows), but has {len(getattr(folds, name))}; make the arrays together, or "
+                "use from_splits"
+            )
+    for what in ("test", "dropped"):
+        start, rows = getattr(folds, f"{what}_start"), getattr(folds, f"{what}_rows")
+        if start[0] != 0 or start[-1] != len(rows) or (start[1:] < start[:-1]).any():
+            raise ValueError(
+                f"{scheme}: {what}_start must rise from 0 to the {len(rows)} entries of "
+                f"{what}_rows, but goes from {start[0]} to {start[-1]}"
+                f"{', falling in between' if (start[1:] < start[:-1]).any() else ''}; make the "
+                "two together, or use from_splits"
+            )
+
+
+def _check_index(folds: Folds) -> None:
+    index, largest = folds.index, int(folds.n_test.max())
+    # sorting only where numbers do not ascend by themselves
+    repeated = (index[1:] <= index[:-1]).any() and len(np.unique(index)) < len(index)
+    if repeated or (index < 0).any():
+        raise ValueError(
+            f"{folds.scheme}: index must give each fold a number of its own in the scheme, at "
+            f"least 0, but {len(index)} folds have {len(np.unique(index))} numbers, the least "
+            f"{index.min()}; use numpy.arange({len(index)})"
+        )
+    if 0 < folds.largest_test < largest:
+        raise ValueError(
+            f"{folds.scheme}: largest_test must be at least the largest number of test rows, "
+            f"{largest}, but is {folds.largest_test}; leave it out"
+        )
 
 
 def _digest(folds: Folds) -> str:
@@ -659,10 +773,6 @@ def _digest(folds: Folds) -> str:
 def _check_interval(
     start: np.ndarray, stop: np.ndarray, n: int, names: np.ndarray, scheme: str
 ) -> None:
-    if start.dtype.kind not in "iu" or stop.dtype.kind not in "iu":
-        raise TypeError(
-            f"{scheme}: train intervals must be integers, got {start.dtype} to {stop.dtype}"
-        )
     bad = np.flatnonzero((start < 0) | (start > stop) | (stop > n))
     if len(bad):
         k = bad[0]
@@ -672,19 +782,20 @@ def _check_interval(
         )
 
 
-def _check_lists(
-    lists: RowLists, lowest: np.ndarray, stop: np.ndarray, names: np.ndarray, what: str
+def _check_rows(
+    rows: np.ndarray,
+    owner: np.ndarray,
+    lowest: np.ndarray | int,
+    stop: np.ndarray | int,
+    names: np.ndarray,
+    what: str,
 ) -> None:
-    """Check that fold k's rows are ascending integers in [lowest[k], stop[k])."""
-    start, rows = lists
-    if rows.dtype.kind not in "iu":
-        raise TypeError(f"{what} must be integers, got {rows.dtype}")
-    owner = _owners(start)
-    bad = np.flatnonzero((rows < lowest[owner]) | (rows >= stop[owner]))
+    """Check that the rows of each fold, ``owner``, are ascending and in [lowest, stop)."""
+    bad = np.flatnonzero((rows < lowest) | (rows >= stop))
     if len(bad):
-        k = owner[bad[0]]
+        first, last = (np.broadcast_to(end, rows.shape)[bad[0]] for end in (lowest, stop))
         raise ValueError(
-            f"{what} of {_fold_name(names, k)} must lie in [{lowest[k]}, {stop[k]}), "
+            f"{what} of {_fold_name(names, owner[bad[0]])} must lie in [{first}, {last}), "
             f"but row {rows[bad[0]]} does not"
         )
     bad = np.flatnonzero((rows[1:] <= rows[:-1]) & (owner[1:] == owner[:-1]))
@@ -706,18 +817,18 @@ def _check_not_empty(folds: Folds) -> None:
             )
 
 
-def _check_disjoint(folds: Folds) -> None:
+def _check_disjoint(folds: Folds, test_owner: np.ndarray, dropped_owner: np.ndarray) -> None:
     """Check that each test row inside a fold's train interval is among its dropped rows."""
-    test_owner = _owners(folds.test_start)
-    inside = (folds.test_rows >= folds.train_start[test_owner]) & (
-        folds.test_rows < folds.train_stop[test_owner]
-    )
-    wanted = (test_owner * folds.n + folds.test_rows)[inside]
-    present = _owners(folds.dropped_start) * folds.n + folds.dropped_rows
-    found = np.searchsorted(present, wanted, side="right")
-    found -= np.searchsorted(present, wanted, side="left")
-    if np.any(found == 0):
-        k, row = divmod(int(wanted[found == 0][0]), folds.n)
+    rows = folds.test_rows
+    inside = (rows >= folds.train_start[test_owner]) & (rows < folds.train_stop[test_owner])
+    wanted = (test_owner * folds.n + rows)[inside]
+    present = dropped_owner * folds.n + folds.dropped_rows
+    # both ascend, with no row twice: each is found where it would be inserted, or is not there
+    place = np.searchsorted(present, wanted)
+    found = place < len(present)
+    found[found] = present[place[found]] == wanted[found]
+    if not found.all():
+        k, row = divmod(int(wanted[~found][0]), folds.n)
         raise ValueError(
             f"{folds.scheme}: no row may both train and test in one fold, but row {row} does in "
             f"{_fold_name(folds.names, k)}; remove it from one of the two"

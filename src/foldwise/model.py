@@ -15,9 +15,15 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float
 
 from foldwise.evaluate import gradients, rows_at
+from foldwise.purity import Trace, trace, unjitted
 from foldwise.runtime import forget_constants, precision_context
 
 Position = Any  # any pytree of arrays
+# What two programs of one function may differ by, relative to the largest term: roundings of a
+# program are 1e-16, and condition numbers up to 1e7 leave 1e-9 of them.
+_ROUNDING = 1e-9
+# The same for programs that are compared at every run, also those of ill-conditioned models.
+_PROGRAMS = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +32,10 @@ class Model:
 
     The posterior given a set of training rows is proportional to
     ``exp(log_prior(position) + sum(log_likelihood(position)[train]))``.
+
+    The functions are pure, and of the data as they are: ``fit`` and ``cross_validate`` trace them
+    anew and refuse a model that draws random numbers, counts calls, or whose data have changed in
+    place since it was first used. For other data, make another model.
 
     Parameters
     ----------
@@ -46,7 +56,8 @@ class Model:
         ``row_log_density(position, y)``: log density of each row as a function of the observed
         values, for scores that differentiate by them.
     y
-        Observed values, first axis of length ``n_obs``. Comparisons check that models share it.
+        Observed values, first axis of length ``n_obs``, copied. Comparisons check that models share
+        it.
     constrain
         ``constrain(position)``: the parameters the user thinks in, a dict by name.
     unconstrain
@@ -90,15 +101,15 @@ class Model:
         if not callable(self.log_prior):
             raise TypeError(f"log_prior must be a function of a position, got {self.log_prior!r}")
         if self.y is not None:
-            object.__setattr__(self, "y", np.asarray(self.y))
-            _check_observed(self.y, self.n_obs)
+            self.__dict__["_given_y"] = _observed(self.y, self.n_obs)
+            object.__setattr__(self, "y", _own_copy(self.__dict__["_given_y"]))
         if self.log_likelihood is None:
             if self.row_log_density is None or self.y is None:
                 raise TypeError(
                     "a model needs log_likelihood(position), or row_log_density(position, y) "
                     "together with y; neither was given"
                 )
-            density, y = self.row_log_density, self.y
+            density, y = unjitted(self.row_log_density), self.y
             object.__setattr__(self, "log_likelihood", lambda position: density(position, y))
         elif not callable(self.log_likelihood):
             raise TypeError(
@@ -160,17 +171,17 @@ class Model:
 
     def flat_log_prior(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
         """Log prior of a flat position."""
-        return jnp.asarray(self.log_prior(self.unflatten(flat)))
+        return jnp.asarray(unjitted(self.log_prior)(self.unflatten(flat)))
 
     def flat_log_likelihood(self, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """Log likelihood of each row at a flat position."""
         assert self.log_likelihood is not None
-        return jnp.asarray(self.log_likelihood(self.unflatten(flat)))
+        return jnp.asarray(unjitted(self.log_likelihood)(self.unflatten(flat)))
 
     def flat_simulate(self, key: jax.Array, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """One replicate of each row at a flat position."""
         assert self.simulate is not None
-        return jnp.asarray(self.simulate(key, self.unflatten(flat)))
+        return jnp.asarray(unjitted(self.simulate)(key, self.unflatten(flat)))
 
     def flat_probabilities(
         self, flat: Float[Array, " d"], classes: tuple[float, ...]
@@ -205,32 +216,103 @@ class Model:
         self.check_values()
 
     def check_shapes(self) -> None:
-        """Raise unless the log prior is a number and the log likelihood one for each row."""
+        """Raise unless the log prior is a number and the log likelihood one for each row.
+
+        And unless both are, traced anew, what they were when the model was first used.
+        """
+        try:
+            found = self._trace()
+        except (TypeError, ValueError):  # mixed precision, or what the checks will say
+            found = None
+        if found is None or found.single:  # arrays that others may have used in single precision
+            forget_constants()
+            found = self._trace()
+        prior, rows = found.shape
+        if prior.shape != ():
+            raise ValueError(
+                f"log_prior(position) must be a scalar, but has shape {prior.shape}; "
+                "sum the log densities of its terms"
+            )
+        if rows.shape != (self.n_obs,):
+            raise ValueError(_row_shape_message(rows.shape, self.n_obs))
+        if rows.dtype.kind != "f":
+            raise TypeError(
+                "log_likelihood(position) must give real numbers, one log density for each row, "
+                f"but they are {rows.dtype}; return floating-point log densities"
+            )
+        self._check_same(found)
+
+    def check_same(self) -> None:
+        """Raise unless the densities, traced anew, are what they were at first.
+
+        Every program of the model has a trace of its own, so that random numbers, counters and
+        data that change differ between them. Where the traces differ, numbers decide.
+        """
+        self._check_same(self._trace())
+
+    def _trace(self) -> Trace:
         with precision_context("float64"):
             flat = jnp.asarray(self.flatten(self._template))
-            if self._has_single_constants(flat):
-                forget_constants()
-            prior = jax.eval_shape(self.flat_log_prior, flat)
-            if prior.shape != ():
-                raise ValueError(
-                    f"log_prior(position) must be a scalar, but has shape {prior.shape}; "
-                    "sum the log densities of its terms"
-                )
-            rows = jax.eval_shape(self.flat_log_likelihood, flat)
-            if rows.shape != (self.n_obs,):
-                raise ValueError(_row_shape_message(rows.shape, self.n_obs))
+            return trace(self._densities, flat)
+
+    def _densities(self, flat: Float[Array, " d"]) -> tuple[Array, Array]:
+        return self.flat_log_prior(flat), self.flat_log_likelihood(flat)
+
+    def _check_same(self, found: Trace) -> None:
+        if self.y is not None and not _same(self.__dict__["_given_y"], self.y):
+            raise ValueError(
+                "y must stay what it was when the model was made, but it has been changed in place "
+                "since; make a new Model of the new data"
+            )
+        if found.digest == self.__dict__.setdefault("_first_digest", found.digest):
+            return
+        # A program of the first trace is kept once the model has been evaluated. Before that, what
+        # was traced may be of either state, unless no two traces are alike, of objects' names, say.
+        if not self.__dict__.get("_evaluated") and self._trace().digest == found.digest:
+            raise ValueError(_changed("traced again they are others"))
+        self._check_same_numbers()
+
+    def _check_same_numbers(self) -> None:
+        """Raise unless a new program of the densities agrees with the one that is kept."""
+        points = self._probes()
+        with precision_context("float64"):
+            again = jax.jit(lambda flat: self._densities(flat))
+            now = [np.hstack([np.asarray(part) for part in again(point)]) for point in points]
+        kept = [np.hstack(pair) for pair in self._kept_densities(points)]
+        for one, two in zip(kept, now, strict=True):
+            largest = np.abs(one[np.isfinite(one)]).max(initial=1.0)
+            _check_equal(one, two, _ROUNDING * largest)
+
+    def _probes(self) -> Float[np.ndarray, "2 d"]:
+        """The starting point, and one near it where no coefficient is zero."""
+        with precision_context("float64"):
+            start = np.asarray(self.flatten(self._template))
+        return np.stack([start, start + 0.1 * np.random.default_rng(0).normal(size=start.shape)])
+
+    def _kept_densities(
+        self, points: Float[np.ndarray, "point d"]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Log prior and rows at each point, by the program that is kept."""
+        batches = list(rows_at(self, points))
+        return [pair for batch in batches for pair in zip(*batch, strict=True)]
 
     def check_simulate(self) -> None:
-        """Raise unless ``simulate`` gives one number for every row, as ``y`` has."""
+        """Raise unless ``simulate`` gives one number for every row, as ``y`` has, from its key."""
         assert self.simulate is not None
         with precision_context("float64"):
             flat = jnp.asarray(self.flatten(self._template))
-            rows = jax.eval_shape(self.flat_simulate, jax.random.key(0), flat)
-        if rows.shape != (self.n_obs,) or np.ndim(self.y) != 1:
+            found, again = (trace(self.flat_simulate, jax.random.key(0), flat) for _ in range(2))
+        if found.shape.shape != (self.n_obs,) or np.ndim(self.y) != 1:
             raise ValueError(
                 "scores from predictive draws need one number per row: simulate(key, position) "
-                f"and y must have shape ({self.n_obs},), but have {rows.shape} and "
+                f"and y must have shape ({self.n_obs},), but have {found.shape.shape} and "
                 f"{np.shape(self.y)}"
+            )
+        if found.unused[0] or found.digest != again.digest:
+            raise ValueError(
+                "simulate(key, position) must draw with its key and nothing else, but "
+                + ("it does not use the key" if found.unused[0] else "traced again it is another")
+                + "; use jax.random with that key, not numpy.random"
             )
 
     def check_derivatives(self, score: str) -> None:
@@ -307,23 +389,16 @@ class Model:
                 "in row_log_density"
             )
 
-    def _has_single_constants(self, flat: Float[Array, " d"]) -> bool:
-        """Whether the densities close over 32-bit arrays, which they may have from elsewhere."""
-        for density in (self.flat_log_prior, self.flat_log_likelihood):
-            try:
-                constants = jax.make_jaxpr(density)(flat).consts
-            except (TypeError, ValueError):  # mixed precision, or what the checks will say
-                return True
-            if any(np.dtype(c.dtype) in (np.float32, np.int32) for c in constants):
-                return True
-        return False
-
     def check_values(self) -> None:
-        """Raise unless densities and gradient at the starting point are what HMC can work with."""
-        with precision_context("float64"):
-            point = np.asarray(self.flatten(self._template))[None]
-        prior, rows = (part[0] for part in next(rows_at(self, point)))
-        gradient = gradients(self, point).gradient[0]
+        """Raise unless densities and gradient at the starting point are what HMC can work with.
+
+        And unless they are the same whenever they are evaluated.
+        """
+        self.check_same()
+        points = self._probes()
+        kept = self._kept_densities(np.concatenate([points, points]))
+        ends = gradients(self, points)
+        (prior, rows), gradient = kept[0], ends.gradient[0]
         if not np.isfinite(prior):
             raise ValueError(
                 f"log_prior must be finite at the starting position, but is {prior}; choose "
@@ -343,17 +418,78 @@ class Model:
                 f"{wrong.sum()} of {wrong.size} entries are not; choose another init, or guard "
                 "jnp.where branches that divide by or take logs of zero"
             )
+        self._check_agreement(kept, ends.log_density)
+        self.__dict__["_evaluated"] = True
+
+    def _check_agreement(
+        self, kept: list[tuple[np.ndarray, np.ndarray]], log_density: Float[np.ndarray, " point"]
+    ) -> None:
+        """Raise unless points that come twice, and two programs, give the same densities.
+
+        ``kept`` are densities at points that come twice, ``log_density`` another program's.
+        """
+        for k, total in enumerate(log_density):
+            once, twice = (np.hstack(pair) for pair in (kept[k], kept[k + len(log_density)]))
+            size = np.abs(once[np.isfinite(once)]).sum()
+            _check_equal(once, twice, _ROUNDING * size)
+            with np.errstate(invalid="ignore"):  # infinities of either sign, away from the start
+                whole = once.sum(keepdims=True)
+            _check_equal(whole, np.array([total]), _PROGRAMS * size)
 
 
-def _check_observed(y: Any, n_obs: int) -> None:
+def _observed(y: Any, n_obs: int) -> np.ndarray:
+    """Observed values as an array, which shares the caller's memory where it can."""
+    if np.ma.is_masked(y):
+        first = int(np.argwhere(np.ma.getmaskarray(y))[0][0])
+        raise ValueError(f"y must not be masked, but row {first} is; drop or impute such rows")
     values = np.asarray(y)
     if values.shape[:1] != (n_obs,):
         raise ValueError(
             f"the first axis of y must have length n_obs={n_obs}, but y has shape {values.shape}"
         )
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        first = int(np.argwhere(np.isnan(values))[0][0])
+    missing = _missing(values)
+    if missing.any():
+        first = int(np.argwhere(missing)[0][0])
         raise ValueError(f"y must not hold NaN, but row {first} does; drop or impute such rows")
+    return values
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    """Where values are NaN or, among objects, None."""
+    if values.dtype.kind == "O":
+        return np.array([v is None or v != v for v in values.ravel()]).reshape(values.shape)
+    return np.isnan(values) if values.dtype.kind in "fc" else np.zeros(values.shape, bool)
+
+
+def _own_copy(y: np.ndarray) -> np.ndarray:
+    """Values that nobody else can change; whole numbers wide, so that y + 1 does not overflow."""
+    narrow = y.dtype.kind in "iu" and y.dtype.itemsize < 8
+    if not narrow and y.flags.owndata and not y.flags.writeable:
+        return y
+    own = np.array(y, np.int64 if narrow else y.dtype)
+    own.setflags(write=False)
+    return own
+
+
+def _same(one: np.ndarray, two: np.ndarray) -> bool:
+    return one is two or np.array_equal(one, two)
+
+
+def _check_equal(one: np.ndarray, two: np.ndarray, tolerance: float) -> None:
+    """Raise unless what a model's functions gave at one position is what they gave before."""
+    if not np.allclose(one, two, rtol=0.0, atol=tolerance, equal_nan=True):
+        k = int(np.argmin(np.isclose(one, two, rtol=0.0, atol=tolerance, equal_nan=True)))
+        message = f"one that was {one[k]:.10g} is {two[k]:.10g} when evaluated again"
+        raise ValueError(_changed(message))
+
+
+def _changed(how: str) -> str:
+    return (
+        "log_prior and log_likelihood must give the same numbers whenever they are evaluated, but "
+        f"{how}; if data have changed since the model was first used, make a new Model of them; if "
+        "the functions draw random numbers (numpy.random, a key made of the time) or keep other "
+        "state, take it out"
+    )
 
 
 def _row_shape_message(shape: tuple[int, ...], n_obs: int) -> str:

@@ -27,6 +27,11 @@ def from_numpyro(
     to a row. Other observed sites and factors stay in the training density of every fold. The
     parameters of ``constrain`` and ``unconstrain`` are the model's latent sites by name.
 
+    The model is of the arguments as they are now: arrays are copied. If they are changed in place
+    afterwards, ``fit`` and ``cross_validate`` say so and stop. ``scale`` and ``mask`` act on latent
+    and other observed sites as they do in NumPyro; the rows that are cross-validated must be
+    neither scaled nor masked.
+
     Parameters
     ----------
     model
@@ -45,17 +50,22 @@ def from_numpyro(
     need("numpyro")
     if not callable(model):
         raise TypeError(f"model must be a NumPyro model, a function, got {type(model).__name__}")
+    given = args, kwargs
+    _check_unmasked(given)
     forget_constants()  # arrays that the model closes over, of MCMC in single precision
     with precision_context("float64"):
         args, kwargs = jax.tree.map(_as_float64, (args, kwargs))
         sites = _trace(model, args, kwargs, {}, jax.random.key(0))
         _check_sites(sites)
         chosen = choose_observed(_observed_names(sites), observed, "site")
+        _check_unmasked(sites[chosen]["value"])
         y = np.asarray(sites[chosen]["value"])
         _check_rows(chosen, sites[chosen], y)
+        _check_every_row_counts(chosen, sites[chosen])
         init = _initial(model, args, kwargs)
 
     def at(position: Mapping[str, Array]) -> Sites:
+        _check_unchanged(given, (args, kwargs))
         return _trace(model, args, kwargs, position, None)
 
     def log_prior(position: Mapping[str, Array]) -> Float[Array, ""]:
@@ -122,16 +132,24 @@ def _place(position: Mapping[str, Array], site: dict[str, Any]) -> Array | None:
     name = site["name"]
     if site["type"] != "sample" or site["is_observed"] or name not in position:
         return None
-    distribution, unconstrained = site["fn"], position[name]
+    distribution, unconstrained = site["fn"], jnp.asarray(position[name])
     transform = biject_to(distribution.support)
+    # inside a scan, the part of this step: its own value and its own Jacobian
+    step, shift = site["infer"].get("_scan_current_index"), _event_shift(transform)
+    if step is not None and unconstrained.ndim > len(distribution.shape()) - shift:
+        unconstrained = unconstrained[step]
     value = transform(unconstrained)
     jacobian = transform.log_abs_det_jacobian(unconstrained, value)
     events = jnp.ndim(jacobian) - jnp.ndim(value) + len(distribution.event_shape)
     jacobian = sum_rightmost(jacobian, events)
-    if site["scale"] is not None:
-        jacobian = site["scale"] * jacobian
+    # the model's handlers (scale, mask) act on the factor as they do on the site
     numpyro.factor(f"_{name}_log_jacobian", jacobian)
     return value
+
+
+def _event_shift(transform: Any) -> int:
+    """How many more axes a constrained value has than the unconstrained one."""
+    return int(transform.codomain.event_dim - transform.domain.event_dim)
 
 
 def _log_prob(site: dict[str, Any]) -> Array:
@@ -217,6 +235,51 @@ def _check_sites(sites: Sites) -> None:
             )
     if not any(s["type"] == "sample" and not s["is_observed"] for s in sites.values()):
         raise ValueError("the model must have latent variables, but it has none")
+
+
+def _check_unmasked(data: Any) -> None:
+    for leaf in jax.tree.leaves(data):
+        if np.ma.is_masked(leaf):
+            row = int(np.argwhere(np.ma.getmaskarray(leaf))[0][0])
+            raise ValueError(
+                f"data must not be masked, but row {row} of one of shape {leaf.shape} is, and JAX "
+                "would use what is under the mask; drop or impute such rows"
+            )
+
+
+def _check_unchanged(given: Any, kept: Any) -> None:
+    """Raise if the caller's data are no longer what was copied from them."""
+    now, then = jax.tree.leaves(given), jax.tree.leaves(kept)
+    same = len(now) == len(then) and all(
+        np.array_equal(one, two, equal_nan=np.asarray(two).dtype.kind == "f")
+        for one, two in zip(now, then, strict=True)
+        if isinstance(one, (np.ndarray, float, int))
+    )
+    if not same:
+        raise ValueError(
+            "the model's arguments must stay what they were when from_numpyro was called, but they "
+            "have been changed in place since; call from_numpyro again"
+        )
+
+
+def _check_every_row_counts(name: str, site: dict[str, Any]) -> None:
+    """Raise where rows are weighted or left out: a test row's density would be another one's."""
+    if site["scale"] is not None and not np.all(np.asarray(site["scale"]) == 1):
+        raise ValueError(
+            f"the rows of the observed site {name!r} must not be scaled, but their log density is "
+            f"multiplied by {np.unique(site['scale'])}, which is not a predictive density; take "
+            "handlers.scale off that site (it may stay on others), or repeat rows that stand for "
+            "several"
+        )
+    inner = site["fn"]
+    while inner is not None:
+        mask = np.asarray(getattr(inner, "_mask", True))
+        if not mask.all():
+            raise ValueError(
+                f"the rows of the observed site {name!r} must all be observed, but "
+                f"{int((~mask).sum())} of {mask.size} are masked out; drop those rows from the data"
+            )
+        inner = getattr(inner, "base_dist", None)
 
 
 def _check_rows(name: str, site: dict[str, Any], y: np.ndarray) -> None:

@@ -23,6 +23,9 @@ def from_pymc(model: Any, observed: str | None = None) -> Model:
     density of every fold. The parameters of ``constrain`` and ``unconstrain`` are the model's free
     variables by name.
 
+    The ``Model`` is of the data as they are now. If they are changed afterwards, by ``pm.set_data``
+    say, ``fit`` and ``cross_validate`` say so and stop: call ``from_pymc`` again.
+
     Parameters
     ----------
     model
@@ -39,10 +42,11 @@ def from_pymc(model: Any, observed: str | None = None) -> Model:
     rv = model.observed_RVs[names.index(chosen)]
     data = model.rvs_to_values[rv]
     y = np.asarray(data.eval())
-    values = list(model.value_vars)
-    prior = _jaxified(model, values, [_log_prior(model, rv)])
-    value = data.type()
-    rows = _jaxified(model, [*values, value], [_row_log_density(model, rv, value)])
+    values, value = list(model.value_vars), data.type()
+    prior_graph, rows_graph = _log_prior(model, rv), _row_log_density(model, rv, value)
+    prior = _jaxified(model, values, [prior_graph])
+    rows = _jaxified(model, [*values, value], [rows_graph])
+    shared = _shared_values([prior_graph, rows_graph, data])
     _check_rows(chosen, rows, model, y)
     order = [v.name for v in values]
 
@@ -50,6 +54,7 @@ def from_pymc(model: Any, observed: str | None = None) -> Model:
         return [position[name] for name in order]
 
     def log_prior(position: Mapping[str, Array]) -> Float[Array, ""]:
+        _check_unchanged(shared)
         return prior(*ordered(position))[0]
 
     def row_log_density(position: Mapping[str, Array], y: Any) -> Float[Array, " row"]:
@@ -179,7 +184,28 @@ def _maps(model: Any, order: list[str]) -> tuple[Callable[..., Any], Callable[..
     return constrain, unconstrain
 
 
+def _shared_values(graphs: list[Any]) -> list[tuple[Any, np.ndarray]]:
+    """Variables of the graphs whose values may be set, and these values, which JAX will use."""
+    module = _pymc_jax()
+    return [
+        (variable, np.array(variable.get_value(borrow=True)))
+        for variable in module.graph_inputs(graphs)
+        if isinstance(variable, module.SharedVariable) and hasattr(variable.type, "dtype")
+    ]
+
+
 # ---------------------------------------------------------------- checks
+
+
+def _check_unchanged(shared: list[tuple[Any, np.ndarray]]) -> None:
+    """Raise if variables no longer have the values that the model was made with."""
+    for variable, then in shared:
+        now = variable.get_value(borrow=True)
+        if not np.array_equal(now, then, equal_nan=then.dtype.kind == "f"):
+            raise ValueError(
+                f"the data {variable.name!r} must stay what they were when from_pymc was called, "
+                "but they have been changed since (pm.set_data); call from_pymc again"
+            )
 
 
 def _check_free(model: Any) -> None:
