@@ -24,6 +24,22 @@ def test_reports_diagnostics(prepared):
     assert fit.positions.shape == (4, 1000, 4)
 
 
+@pytest.mark.parametrize(
+    "change, divergences, settled",
+    [
+        (lambda x: x, 0, True),
+        (lambda x: x, 20, True),
+        (lambda x: x, 21, False),
+        (lambda x: x + 0.3 * np.arange(4)[:, None, None], 0, False),  # chains disagree
+        (lambda x: np.repeat(x[:, :20], 50, axis=1), 0, False),  # few effective draws
+        (lambda x: x * np.array([1.0, 0.0]), 0, False),  # a parameter never moves
+    ],
+)
+def test_settled(rng, change, divergences, settled):
+    positions = change(rng.normal(size=(4, 1000, 2)))
+    assert fw.Fit(positions, (0.0, 0.0), np.ones(4), divergences, 1).settled is settled
+
+
 def test_same_seed_same_draws(prepared):
     _, model, _ = prepared("normal_mean")
     a, b = (fw.fit(model, draws=100, warmup=200, seed=5, progress=False) for _ in range(2))

@@ -267,4 +267,5 @@ def by_parameter(
     from arviz_stats.base import array_stats
 
     function = getattr(array_stats, name)
-    return np.asarray(function(positions, chain_axis=0, draw_axis=1))
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN of a parameter that never moves
+        return np.asarray(function(positions, chain_axis=0, draw_axis=1))

@@ -27,6 +27,8 @@ from foldwise.runtime import import_meanwhile, precision_context
 RHAT_LIMIT = 1.01
 # Too few effective draws leave the covariance, and the full-data side of the bridge, to chance.
 ESS_LIMIT = 400
+# Share of divergent transitions that leaves no more than a corner of the posterior unseen.
+DIVERGENT_LIMIT = 0.005
 # Standard errors that the log density of draws made elsewhere may be off the posterior's.
 MOST_DRIFT = 8.0
 
@@ -151,6 +153,20 @@ class Fit:
                 f"{now[1]:.6g}, and were {self.fingerprint[0]:.6g} and {self.fingerprint[1]:.6g} "
                 "when it was fitted; pass fit=foldwise.fit(model), or leave fit out"
             )
+
+    @property
+    def settled(self) -> bool:
+        """Whether folds that start from these draws may be called fine.
+
+        R-hat at most 1.01 and an ESS of at least 400 in every parameter, and at most one transition
+        in 200 divergent. A parameter that never changes has no R-hat, and is not settled.
+        """
+        share = self.divergences / np.prod(self.positions.shape[:2])
+        return bool(
+            np.max(self.rhat) <= RHAT_LIMIT
+            and np.min(self.ess) >= ESS_LIMIT
+            and share <= DIVERGENT_LIMIT
+        )
 
     def problems(self) -> list[str]:
         """What is wrong with the fit, in plain words; empty when it is fine."""
