@@ -56,8 +56,8 @@ def test_seed_is_drawn_and_recorded(prepared):
 
 def test_three_chains(prepared):
     _, model, _ = prepared("normal_mean")
-    fit = fw.fit(model, chains=3, draws=150, warmup=130, seed=1, progress=False)
-    assert fit.positions.shape == (3, 150, 1)
+    fit = fw.fit(model, chains=3, draws=300, warmup=130, seed=1, progress=False)
+    assert fit.positions.shape == (3, 300, 1)
     assert np.unique(fit.positions[:, 0]).size == 3
 
 
