@@ -7,6 +7,7 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from foldwise.improper import improper_direction
 from foldwise.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.model import Model
 from foldwise.nuts import DENSE_WINDOWS, Nuts
-from foldwise.pooled import Draws, draw_pooled, suits
+from foldwise.pooled import MOST_ROWS, Chains, Draws, draw_pooled, suits
 from foldwise.progress import Progress
 from foldwise.runtime import import_meanwhile, precision_context
 from foldwise.starts import far_apart, lost_chains, starting_points
@@ -31,8 +32,11 @@ RHAT_LIMIT = 1.01
 ESS_LIMIT = 400
 # Share of divergent transitions that leaves no more than a corner of the posterior unseen.
 DIVERGENT_LIMIT = 0.005
-# Standard errors that the log density of draws made elsewhere may be off the posterior's.
-MOST_DRIFT = 8.0
+# Share of checks that refuse draws of the right posterior by chance.
+CHANCE = 1e-4
+# Chains that check draws made elsewhere, what each draws for it, and how many of the draws of a
+# chain made elsewhere these are compared with.
+CHECK_CHAINS, CHECK_DRAWS, _COMPARED = 100, 25, 1000
 
 
 # Times the draws asked for that a fit goes on for by itself, a power of 2.
@@ -310,26 +314,95 @@ def _fit_from_draws(model: Model, draws: dict[str, np.ndarray], divergences: int
     return result
 
 
-def check_draws(model: Model, fit: Fit, ends: Float[np.ndarray, "chain d"]) -> None:
+def check_draws(model: Model, fit: Fit, seed: int) -> None:
     """Raise unless draws made elsewhere are of the model's posterior.
 
-    ``ends`` are the ends of chains that started at such draws and sampled the posterior: if that
-    is what the draws are of, their log densities have the same mean. The difference may be
-    ``MOST_DRIFT`` of its standard errors, for as many effective draws as there are chains.
+    Chains that start at such draws and sample the posterior keep the draws' distribution if it is
+    the posterior, and leave it otherwise. Mean and spread of every parameter, of the log prior and
+    of the log likelihood are compared before and after, each in standard errors of both sides.
+    The largest of all these may be what chance exceeds in ``CHANCE`` of all checks.
     """
-    some = fit.flat[np.linspace(0, len(fit.flat) - 1, 400).astype(int)]
-    before, after = (
-        np.concatenate([prior + rows.sum(axis=1) for prior, rows in rows_at(model, part)])
-        for part in (some, ends)
-    )
-    drift = (after.mean() - before.mean()) / (before.std() * np.sqrt(2.0 / len(ends)))
-    if abs(drift) > MOST_DRIFT:
+    thin = -(-fit.positions.shape[1] // _COMPARED)
+    before = _with_densities(model, fit.positions[:, ::thin])
+    impossible = int((~np.isfinite(before)).any(axis=2).sum())
+    if impossible:
         raise ValueError(
-            "the draws must be of this model's posterior given all its rows, but chains that start "
-            f"at them go elsewhere: the log density changes from {before.mean():.1f} (sd "
-            f"{before.std():.1f}) to {after.mean():.1f} on average; pass draws of this model with "
-            "this data and these priors, or leave fit out"
+            "the draws must be of this model's posterior given all its rows, but at "
+            f"{impossible} of {before[..., 0].size} of them its density is zero or not a number; "
+            "pass draws of this model with this data and these priors, or leave fit out"
         )
+    start, after = _chains_from(model, fit, seed)
+    start, after = _with_densities(model, start), _with_densities(model, after)
+    names = [*(f"parameter {k}" for k in range(model.dimension)), "log prior", "log likelihood"]
+    gaps = _gaps(before, after)
+    climb = after[..., -2:].sum(axis=2).mean(axis=1) - start[..., -2:].sum(axis=2)[:, 0]
+    z = np.append(gaps.ravel(), climb.mean() / (climb.std(ddof=1) / np.sqrt(len(climb))))
+    worst = int(np.nanargmax(np.abs(z)))
+    if np.abs(z[worst]) <= NormalDist().inv_cdf(1.0 - CHANCE / (2 * len(z))):
+        return
+    name = names[worst % len(names)] if worst < gaps.size else "log density"
+    k = min(worst % len(names), len(names) - 1)
+    raise ValueError(
+        "the draws must be of this model's posterior given all its rows, but chains that start "
+        f"at them go elsewhere: mean and sd of the {name} change from {before[..., k].mean():.4g} "
+        f"and {before[..., k].std():.3g} to {after[..., k].mean():.4g} and "
+        f"{after[..., k].std():.3g}, {abs(z[worst]):.0f} standard errors; pass draws of this "
+        "model with this data and these priors, or leave fit out"
+    )
+
+
+def _with_densities(
+    model: Model, positions: Float[np.ndarray, "chain draw d"]
+) -> Float[np.ndarray, "chain draw quantity"]:
+    """Positions, log prior and log likelihood."""
+    flat = positions.reshape(-1, model.dimension)
+    parts = [np.stack([prior, rows.sum(axis=1)], axis=1) for prior, rows in rows_at(model, flat)]
+    return np.concatenate([flat, np.concatenate(parts)], axis=1).reshape(*positions.shape[:2], -1)
+
+
+def _chains_from(
+    model: Model, fit: Fit, seed: int
+) -> tuple[Float[np.ndarray, "chain 1 d"], Float[np.ndarray, "chain draw d"]]:
+    """Where chains start, at some of the fit's draws, and what they draw from the posterior."""
+    rng = np.random.default_rng([seed, 10])
+    chains = CHECK_CHAINS if model.n_obs <= MOST_ROWS else CHECK_CHAINS // 3
+    start = fit.flat[rng.choice(len(fit.flat), chains, replace=False)]
+    run = Chains(model, start, rng, fit.covariance)
+    run.tune(10, rough=True)
+    run.learn()
+    run.tune(20)
+    run.learn()
+    run.tune(10)
+    visited, _ = run.draw(CHECK_DRAWS)
+    return start[:, None], visited.transpose(1, 0, 2)
+
+
+def _gaps(
+    before: Float[np.ndarray, "chain draw quantity"],
+    after: Float[np.ndarray, "chain draw quantity"],
+) -> Float[np.ndarray, "2 quantity"]:
+    """Differences of means and of log variances, in their standard errors.
+
+    Of the draws before by their effective number, of those after by the scatter over chains, of
+    which there are many.
+    """
+    found = []
+    centres = [values.mean(axis=(0, 1)) for values in (before, after)]
+    for square in (False, True):
+        one, two = (
+            (v - c) ** 2 if square else v for v, c in zip((before, after), centres, strict=True)
+        )
+        error = [
+            one.std(axis=(0, 1)) / np.sqrt(by_parameter("ess", one)),
+            two.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(len(two)),
+        ]
+        mean = [one.mean(axis=(0, 1)), two.mean(axis=(0, 1))]
+        if square:
+            error = [e / m for e, m in zip(error, mean, strict=True)]
+            mean = [np.log(m) for m in mean]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found.append((mean[1] - mean[0]) / np.hypot(*error))
+    return np.stack(found)
 
 
 def _parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -405,14 +478,14 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
             spent, starts = run.gradients, None if stuck else far_apart(run.ends, 4)
             if not stuck and not run.apart and not result.problems():
                 return result
-        if starts is not None:
             _refuse_improper(model, result)
-        else:
+        if starts is None:
             starts, more = starting_points(model, 4, seed)
             spent += more
         run = draw_nuts(model, starts, 1000, 1000, seed, bar)
         result = _made(model, run._replace(gradients=run.gradients + spent), seed, began)
-    _refuse_improper(model, result)
+    if not suits(model):
+        _refuse_improper(model, result)
     result.warn(stacklevel=4)  # the caller of cross_validate
     return result
 
@@ -490,15 +563,16 @@ def _refuse_improper(model: Model, fit: Fit) -> None:
     """Raise where the fit is in trouble because there is no posterior."""
     if fit.settled:
         return
-    direction = improper_direction(model, fit.positions)
+    starts, _ = starting_points(model, 2 * model.dimension + 2, fit.seed)
+    direction = improper_direction(model, fit.positions, starts)
     if direction is None:
         return
     names = ", ".join(str(k) for k in np.flatnonzero(np.abs(direction) > 1e-3)[:5])
     raise FitError(
         f"the full-data posterior{model.label} is improper: no answer exists. Its density does not "
-        f"fall along a direction of the unconstrained parameters {names} (counted from 0), however "
-        "far one goes; give these parameters a proper prior, or leave out what the data do not "
-        "tell apart"
+        f"fall along a direction of the unconstrained parameters {names} (counted from 0), up to a "
+        "billion times their scale away; give these parameters a proper prior, or leave out what "
+        "the data do not tell apart"
     )
 
 

@@ -8,35 +8,35 @@ from jaxtyping import Float
 from foldwise.evaluate import gradients
 from foldwise.model import Model
 
-# How far to go, in spreads of the draws: the draws of an improper posterior have been anywhere, and
-# those of a proper one may have seen only a part of a prior a billion times as wide.
+# How far to go, in spreads of the starts.
 _DISTANCES = (1e3, 1e6, 1e9)
 # Nats: rounding at such distances. A normal density falls by it within a seventh of an sd.
 _NO_FALL = 0.01
 # Gradients that are this small a part of the largest may be nothing but rounding.
 _NO_SLOPE = 1e-6
-# Points at which slopes are taken for each parameter, and from which directions are followed.
-_POINTS, _FOLLOWED = 2, 2
+# Starts from which directions are followed.
+_FOLLOWED = 2
 
 
 def improper_direction(
-    model: Model, positions: Float[np.ndarray, "chain draw d"]
+    model: Model,
+    positions: Float[np.ndarray, "chain draw d"],
+    starts: Float[np.ndarray, "start d"],
 ) -> Float[np.ndarray, " d"] | None:
     """A direction along which the full-data posterior never falls; None where none is found.
 
-    Candidates are what changes no gradient at some of the draws, the coordinates, and the way
-    that the chains have drifted. The first along which the log density, up to a billion times the
-    draws' spread away, is nowhere lower than at the draw, is it: there is no posterior then.
+    Candidates are what changes no gradient at ``starts`` (draws may have run away so far that
+    rounding is all there is), the coordinates, and the way that the chains have drifted. The first
+    along which the log density, up to a billion times the spread of the starts away, is nowhere
+    lower than at a start, is it: there is no posterior then.
     """
-    flat = positions.reshape(-1, positions.shape[-1])
-    spread = np.maximum(flat.std(axis=0), 1e-3 * (1.0 + np.abs(flat).max(axis=0)))
-    count = _POINTS * model.dimension + 2
-    points = flat[np.linspace(0, len(flat) - 1, count).astype(int)]
+    spread = np.maximum(starts.std(axis=0), 1e-3 * (1.0 + np.abs(starts).max(axis=0)))
     half = positions.shape[1] // 2
     drift = positions[:, half:].mean(axis=(0, 1)) - positions[:, :half].mean(axis=(0, 1))
-    tried = [*_without_slope(model, points, spread), *np.diag(spread), drift, -drift]
+    drift = drift / max(np.abs(drift / spread).max(), np.finfo(float).tiny)
+    tried = [*_without_slope(model, starts, spread), *np.diag(spread), drift, -drift]
     for direction in tried:
-        if np.any(direction) and _never_falls(model, points[:_FOLLOWED], direction):
+        if np.any(direction) and _never_falls(model, starts[:_FOLLOWED], direction):
             return direction / np.abs(direction).max()
     return None
 

@@ -34,7 +34,7 @@ WINDOWS, MORE_WINDOWS, LAST_WINDOW = (10, 10, 20, 30, 50), ((80,), (160,)), 30
 _ROUGH_WINDOWS = 2
 _MOST_STEPS, _LEAST_STEP = 50, 1e-8
 # Far beyond this 100 chains cost more than compiling NUTS.
-_MOST_ROWS = 5000
+MOST_ROWS = 5000
 # R-hat over the chains themselves, DRAWS draws each, from which on they are in different places:
 # where one draw in ten counts, as few as a settled fit may have, it is sqrt(1 + 10 / DRAWS) = 1.12.
 _APART = 1.2
@@ -58,7 +58,7 @@ class Draws(NamedTuple):
 
 def suits(model: Model) -> bool:
     """Whether the model is small enough for this to be quicker than NUTS."""
-    return model.dimension <= FOLD_METRIC_DIMENSION and model.n_obs <= _MOST_ROWS
+    return model.dimension <= FOLD_METRIC_DIMENSION and model.n_obs <= MOST_ROWS
 
 
 def draw_pooled(model: Model, seed: int, bar: Progress) -> Iterator[Draws]:
@@ -112,7 +112,7 @@ class Chains:
         model: Model,
         position: Float[np.ndarray, "chain d"],
         rng: np.random.Generator,
-        covariance: Float[np.ndarray, "d d"] | None = None,
+        covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"] | None = None,
     ):
         self.model, self.rng, self.position = model, rng, position
         self.train = np.ones((len(position), model.n_obs), bool)
@@ -122,10 +122,14 @@ class Chains:
         self.visited, self.densities = [position], [here.log_density]
         self.step, self.done, self.gradients = 1.0, 0, 0
 
-    def use(self, covariance: Float[np.ndarray, "d d"]) -> None:
-        """Take ``covariance`` as the metric."""
-        self.covariance = covariance
-        self.factor = np.linalg.cholesky(np.linalg.inv(covariance))
+    def use(self, covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]) -> None:
+        """Take ``covariance``, or its diagonal in many dimensions, as the metric."""
+        if self.model.dimension > FOLD_METRIC_DIMENSION:
+            self.covariance = covariance if covariance.ndim == 1 else np.diag(covariance).copy()
+            self.factor = self.covariance**-0.5
+        else:
+            self.covariance = covariance
+            self.factor = np.linalg.cholesky(np.linalg.inv(covariance))
 
     def tune(self, window: int, rough: bool = False) -> None:
         """Run for ``window`` iterations and adapt the step size.
@@ -197,7 +201,8 @@ class Chains:
 
     def _propose(self, step: float, n_steps: int) -> tuple[Ends, Float[np.ndarray, " chain"]]:
         """Ends of a trajectory from every chain's position, and the energy it gained or lost."""
-        start = self.rng.normal(size=self.position.shape) @ self.factor.T
+        noise = self.rng.normal(size=self.position.shape)
+        start = noise @ self.factor.T if self.factor.ndim == 2 else noise * self.factor
         motion = Motion(np.float64(step), np.int32(n_steps), self.covariance)
         ends = trajectories(self.model, self.position, start, self.gradient, self.train, motion)
         self.gradients += n_steps * len(start)
@@ -207,4 +212,5 @@ class Chains:
         return ends, np.where(np.isnan(error), -np.inf, error)
 
     def _kinetic(self, p: Float[np.ndarray, "chain d"]) -> Float[np.ndarray, " chain"]:
-        return 0.5 * np.sum(p * (p @ self.covariance), axis=1)
+        dense = self.covariance.ndim == 2
+        return 0.5 * np.sum(p * (p @ self.covariance if dense else p * self.covariance), axis=1)

@@ -13,9 +13,10 @@ from foldwise.evaluate import gradients
 from foldwise.model import Model
 from foldwise.runtime import precision_context
 
-# Starts are uniform in this many prior sds on either side, as Stan's are in its coordinates; a
-# coordinate whose prior has no curvature counts as having an sd of one.
-_REACH = 2.0
+# Starts are uniform in this many prior sds on either side, as Stan's are in its coordinates, and
+# every other pair of them in ``_WIDER`` times as many: the prior's curvature at ``init`` may be
+# that of one of its modes. A coordinate whose prior has no curvature counts as having an sd of one.
+_REACH, _WIDER = 2.0, 5.0
 # One start in this many is near ``init``.
 _NEAR = 4
 # Steps uphill for starts whose density is lower than at ``init``, and by how much steps grow when
