@@ -1,9 +1,16 @@
+import time
+from unittest import mock
+
+import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
 
 import foldwise as fw
-from foldwise.fit import FitWarning
+from foldwise.fit import FitError, FitWarning, check_draws
+from foldwise.nuts import Nuts
+from foldwise.sampler import MOST_STEPS, leapfrog_counts
+from foldwise.tuning import unbounded_coordinates
 
 
 def test_draws_have_the_posterior_mean_and_covariance(prepared):
@@ -56,8 +63,8 @@ def test_seed_is_drawn_and_recorded(prepared):
 
 def test_three_chains(prepared):
     _, model, _ = prepared("normal_mean")
-    fit = fw.fit(model, chains=3, draws=150, warmup=130, seed=1, progress=False)
-    assert fit.positions.shape == (3, 150, 1)
+    fit = fw.fit(model, chains=3, draws=300, warmup=130, seed=1, progress=False)
+    assert fit.positions.shape == (3, 300, 1)
     assert np.unique(fit.positions[:, 0]).size == 3
 
 
@@ -106,3 +113,164 @@ def test_bad_arguments(prepared, bad, message):
     _, model, _ = prepared("normal_mean")
     with pytest.raises(ValueError, match=message):
         fw.fit(model, progress=False, **bad)
+
+
+def local_level(rows=100):
+    """A random walk plus noise, the walk centred: its scale mixes slowly."""
+    rng = np.random.default_rng(0)
+    walk = 2.0 * rng.normal() + np.cumsum(np.append(0.0, 0.3 * rng.normal(size=rows - 1)))
+    y = walk + 0.8 * rng.normal(size=rows)
+
+    def log_prior(q):
+        noise, step, x = jnp.exp(q["noise"]), jnp.exp(q["step"]), q["x"]
+        scales = q["noise"] - 0.5 * noise**2 + q["step"] - 0.5 * (step / 0.5) ** 2
+        walk = -0.5 * jnp.sum((jnp.diff(x) / step) ** 2) - (rows - 1) * q["step"]
+        return scales + walk - 0.5 * (x[0] / 2.0) ** 2
+
+    def log_likelihood(q):
+        return -0.5 * ((y - q["x"]) / jnp.exp(q["noise"])) ** 2 - q["noise"]
+
+    init = {"noise": 0.0, "step": -1.0, "x": np.zeros(rows)}
+    return fw.Model(log_prior, log_likelihood, init, rows, name="local level")
+
+
+def test_a_slow_fit_goes_on_by_itself(seed):
+    fit = fw.fit(local_level(), seed=seed, progress=False)
+    assert fit.settled and fit.positions.shape[::2] == (4, 102)
+    assert 1000 <= fit.positions.shape[1] < 2000
+
+
+def test_a_healthy_fit_does_not_go_on(prepared):
+    _, model, fit = prepared("regression")
+    with mock.patch.object(Nuts, "draw", autospec=True, side_effect=Nuts.draw) as draw:
+        again = fw.fit(model, seed=fit.seed, progress=False)
+    assert draw.call_count == 1 and again.thin == 1 and again.settled
+
+
+def test_divergences_of_a_thinned_fit_are_a_share_of_all_transitions(rng):
+    positions = rng.normal(size=(4, 1000, 1))
+    assert fw.Fit(positions, (0.0, 0.0), np.ones(4), 60, 1, thin=4).settled
+    assert not fw.Fit(positions, (0.0, 0.0), np.ones(4), 60, 1, thin=2).settled
+
+
+def flat_sum(prior_sd=np.inf):
+    y = np.random.default_rng(0).normal(1.0, 1.0, 20)
+    return fw.Model(
+        lambda q: -0.5 * jnp.sum((q / prior_sd) ** 2),
+        lambda q: -0.5 * (y - q[0] - q[1]) ** 2,
+        np.zeros(2),
+        20,
+        name="sum",
+    )
+
+
+def flat_unused():
+    return fw.Model(lambda q: -0.5 * q[0] ** 2, lambda q: q[0] * np.ones(3), np.zeros(2), 3)
+
+
+def flat_ray():
+    """Separated classes: the likelihood rises for ever."""
+    x = np.array([-2.0, -1.0, 0.5, 1.5])
+    return fw.Model(
+        lambda b: 0.0 * b, lambda b: -jnp.logaddexp(0.0, -b * np.abs(x)), 0.1, 4, name="ray"
+    )
+
+
+@pytest.mark.parametrize("build", [flat_sum, flat_unused, flat_ray])
+def test_an_improper_posterior_is_refused_soon(build, seed):
+    model, began = build(), time.perf_counter()
+    with pytest.raises(FitError, match="improper: no answer exists"):
+        fw.cross_validate(model, fw.leave_one_out(model.n_obs), seed=seed, progress=False)
+    assert time.perf_counter() - began < 60.0
+
+
+def test_wide_priors_are_not_improper(seed):
+    fit = fw.fit(flat_sum(1e3), seed=seed, progress=False)
+    assert np.all(fit.flat.std(axis=0) > 400.0) and fit.settled
+
+
+def test_folds_do_not_start_from_a_failed_fit(prepared, rng):
+    problem, model, fit = prepared("regression")
+    apart = 100.0 * np.arange(4)[:, None, None]
+    for positions, reason in ((fit.positions + apart, "R-hat is"), (0 * fit.positions, "not move")):
+        bad = fw.Fit(positions, fit.fingerprint, fit.step_size, 0, 1, gradients=1)
+        with (
+            mock.patch.object(fw.Fit, "check"),
+            pytest.raises(FitError, match=f"fit of regression has failed: .*{reason}"),
+        ):
+            fw.cross_validate(model, problem.folds, fit=bad, progress=False)
+
+
+def test_leapfrog_steps_have_a_limit():
+    assert leapfrog_counts(9e-9, 0, 50).max() == MOST_STEPS
+
+
+def made_elsewhere(problem, rng, rows=slice(None), noise=1.0, prior=1.0, shift=0.0, scale=1.0):
+    """Draws of the closed-form posterior of a problem, or of another."""
+    X, y, sd = problem.X[rows], problem.y[rows], noise * problem.noise
+    covariance = np.linalg.inv(X.T @ X / sd**2 + np.diag((prior * problem.prior) ** -2.0))
+    mean, root = covariance @ X.T @ y / sd**2, np.linalg.cholesky(covariance)
+    mean = mean + shift * np.sqrt(np.diag(covariance))
+    positions = mean + scale * rng.normal(size=(4, 1000, len(mean))) @ root.T
+    return fw.Fit(positions, (0.0, 0.0), np.full(4, np.nan), 0, 1)
+
+
+WRONG = {
+    "prior": {"rows": slice(0)},
+    "half of the rows": {"rows": slice(0, None, 2)},
+    "another prior": {"prior": 0.25},
+    "another noise": {"noise": 1.2},
+    "shifted": {"shift": 0.5},
+    "one parameter wrong": {"shift": np.array([0.0, 0.0, 0.0, 1.0])},
+    "too wide": {"scale": 1.3},
+    "too narrow": {"scale": 0.7},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_draws_of_another_posterior_are_refused(prepared, rng, case):
+    problem, model, _ = prepared("regression")
+    with pytest.raises(ValueError, match="chains that start at them go elsewhere"):
+        check_draws(model, made_elsewhere(problem, rng, **WRONG[case]), 1)
+
+
+def test_draws_of_the_posterior_pass(prepared, rng):
+    problem, model, _ = prepared("regression")
+    for k in range(10):
+        check_draws(model, made_elsewhere(problem, rng), k)
+
+
+def test_wide_draws_of_a_mean_are_refused(rng):
+    """Thirty rows of N(mu, 1) with draws of the prior."""
+    problem = problems.normal_mean()
+    fit = made_elsewhere(problem, rng, rows=slice(0))
+    model = problem.model()
+    with mock.patch.object(fw.Fit, "check"), pytest.raises(ValueError, match="must be of this mod"):
+        fw.cross_validate(model, problem.folds, fit=fit, progress=False)
+
+
+def test_draws_of_no_density_are_refused(rng):
+    model = fw.Model(
+        lambda x: -0.5 * x**2,
+        lambda x: jnp.where(x > 0, -x, -jnp.inf) * np.ones(3),
+        1.0,
+        3,
+    )
+    fit = fw.Fit(rng.normal(size=(4, 100, 1)), (0.0, 0.0), np.full(4, np.nan), 0, 1)
+    with pytest.raises(ValueError, match="its density is zero or not a number"):
+        check_draws(model, fit, 1)
+
+
+def test_unbounded_coordinates(rng):
+    """A level without a prior is unbounded in the fold that leaves all of its rows out."""
+    level = np.array([0, 0, 1, 1, 2, 2])
+    model = fw.Model(
+        lambda q: -0.5 * q[0] ** 2,
+        lambda q: -0.5 * (np.arange(6.0) - q[0] - q[1:][level]) ** 2,
+        np.zeros(4),
+        6,
+    )
+    masks = np.array([level != 0, level != 2, np.arange(6) != 3, np.zeros(6, bool)])
+    found = unbounded_coordinates(model, masks, rng.normal(size=(3, 4)))
+    expected = [[0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 1]]
+    np.testing.assert_array_equal(found, np.array(expected, bool))

@@ -18,7 +18,7 @@ from foldwise.checks import check_count, check_name, resolve_seed
 from foldwise.evaluate import gradients_program, rows_program
 from foldwise.evidence import Evidence
 from foldwise.family import ModelFamily
-from foldwise.fit import Fit, check_draws, full_data_fit
+from foldwise.fit import Fit, FitError, check_draws, full_data_fit
 from foldwise.folds import Folds
 from foldwise.ladder import LEAST_OVERLAP, climb
 from foldwise.logscore import ESTIMATORS
@@ -337,7 +337,11 @@ def cross_validate(
             fits.append(full_data_fit(candidate, own_seed, progress))
         else:
             fit.check(candidate)
+            if fit.gradients == 0:
+                check_draws(candidate, fit, own_seed)
             fits.append(fit)
+        if reason := fits[-1].failure():
+            raise FitError(f"the full-data fit{candidate.label} has failed: {reason}")
     runs = []
     with Progress(progress) as bar:
         for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True):
@@ -558,9 +562,6 @@ def _tune(runs: Sequence[Run], bar: Progress) -> None:
     began = time.perf_counter()
     bar.start("step size")
     tune_together(samplers, guess=min(1.0, 1.3 * runs[0].model.dimension ** -0.25))
-    for run in runs:
-        if run.fit.gradients == 0:
-            check_draws(run.model, run.fit, run.sampler.pilot_end)
     _add_seconds(runs, "tune", began)
 
 

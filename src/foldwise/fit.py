@@ -7,6 +7,7 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 import jax
@@ -15,13 +16,15 @@ from jaxtyping import Array, Float
 
 from foldwise.checks import check_count, resolve_seed
 from foldwise.diagnostics import by_parameter
-from foldwise.evaluate import rows_at
+from foldwise.evaluate import gradients, rows_at
+from foldwise.improper import improper_direction
 from foldwise.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.model import Model
-from foldwise.nuts import draw_nuts
-from foldwise.pooled import Draws, draw_pooled, suits
+from foldwise.nuts import DENSE_WINDOWS, Nuts
+from foldwise.pooled import MOST_ROWS, Chains, Draws, draw_pooled, suits
 from foldwise.progress import Progress
 from foldwise.runtime import import_meanwhile, precision_context
+from foldwise.starts import far_apart, lost_chains, starting_points
 
 # Vehtari et al. (2021): chains of one posterior should agree this well.
 RHAT_LIMIT = 1.01
@@ -29,8 +32,26 @@ RHAT_LIMIT = 1.01
 ESS_LIMIT = 400
 # Share of divergent transitions that leaves no more than a corner of the posterior unseen.
 DIVERGENT_LIMIT = 0.005
-# Standard errors that the log density of draws made elsewhere may be off the posterior's.
-MOST_DRIFT = 8.0
+# Share of checks that refuse draws of the right posterior by chance.
+CHANCE = 1e-4
+# Chains that check draws made elsewhere, what each draws for it, and how many of the draws of a
+# chain made elsewhere these are compared with.
+CHECK_CHAINS, CHECK_DRAWS, _COMPARED = 100, 25, 1000
+
+
+# Times the draws asked for that a fit goes on for by itself, a power of 2.
+LONGEST = 8
+# R-hat of ranks from which on chains are in different places, not slow: four chains of which one
+# is alone in its place have 1.5.
+HOPELESS_RHAT = 1.4
+# R-hat at which no two chains agree: nothing can be learned from such draws.
+FAILED_RHAT = 2.0
+# Draws of each chain that tell how high its log density is.
+_LEVEL_DRAWS = 50
+
+
+class FitError(RuntimeError):
+    """There is no full-data fit to cross-validate from."""
 
 
 class FitWarning(UserWarning):
@@ -60,6 +81,8 @@ class Fit:
         Name of the model.
     gradients
         Number of gradients that the draws took, warm-up included; 0 for draws made elsewhere.
+    thin
+        Of how many draws one was kept: more than 1 where the chains had to go on.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -70,6 +93,7 @@ class Fit:
     seconds: float = 0.0
     name: str | None = field(default=None)
     gradients: int = 0
+    thin: int = 1
 
     @classmethod
     def from_arviz(cls, model: Model, idata: Any) -> Fit:
@@ -161,23 +185,42 @@ class Fit:
         R-hat at most 1.01 and an ESS of at least 400 in every parameter, and at most one transition
         in 200 divergent. A parameter that never changes has no R-hat, and is not settled.
         """
-        share = self.divergences / np.prod(self.positions.shape[:2])
+        share = self.divergences / (self.thin * np.prod(self.positions.shape[:2]))
         return bool(
-            np.max(self.rhat) <= RHAT_LIMIT
+            _largest(self.rhat) <= RHAT_LIMIT
             and np.min(self.ess) >= ESS_LIMIT
             and share <= DIVERGENT_LIMIT
         )
 
     def problems(self) -> list[str]:
         """What is wrong with the fit, in plain words; empty when it is fine."""
-        found = []
-        if np.nanmax(self.rhat) > RHAT_LIMIT:
-            found.append(f"R-hat is up to {np.nanmax(self.rhat):.3f} (should be below 1.01)")
+        found, rhat = [], _largest(self.rhat)
+        if not rhat <= RHAT_LIMIT:
+            apart = ": chains from different starts disagree: several modes?"
+            found.append(
+                f"R-hat is up to {rhat:.3f} (should be below 1.01)"
+                + (apart if rhat > HOPELESS_RHAT else "")
+            )
         if np.nanmin(self.ess) < ESS_LIMIT:
             found.append(f"ESS is down to {np.nanmin(self.ess):.0f} (should be over {ESS_LIMIT})")
         if self.divergences:
             found.append(f"{self.divergences} divergent transitions")
         return found
+
+    def failure(self) -> str | None:
+        """Why no fold can start from these draws; None where folds can."""
+        if np.ptp(self.positions, axis=1).min() == 0.0:
+            return (
+                "a chain did not move in one of its parameters: look at the scale of the "
+                "parameters, at init, and for densities that are not finite"
+            )
+        if _largest(self.rhat) > FAILED_RHAT:
+            return (
+                f"R-hat is {_largest(self.rhat):.2f}, so that no two chains agree: the posterior "
+                "is improper or nearly so, parameters cannot be told apart by the data, or there "
+                "are many modes; give proper priors and fix what is not identified"
+            )
+        return None
 
     def warn(self, what: str = "full-data fit", stacklevel: int = 2) -> None:
         """Warn of what is wrong with the fit."""
@@ -191,10 +234,15 @@ class Fit:
         return (
             f"Fit of {self.name or 'model'}: {chains} chains x {draws} draws, {d} parameters, "
             f"{self.seconds:.1f} s\n"
-            f"  R-hat max {np.nanmax(self.rhat):.3f}, ESS min {np.nanmin(self.ess):.0f}, "
+            f"  R-hat max {_largest(self.rhat):.3f}, ESS min {np.nanmin(self.ess):.0f}, "
             f"{self.divergences} divergences, seed {self.seed}"
             + (f"\n  check the model first: {'; '.join(found)}" if found else "")
         )
+
+
+def _largest(rhat: Float[np.ndarray, " d"]) -> float:
+    """Largest R-hat; infinite where a parameter never moves."""
+    return float(np.nan_to_num(rhat, nan=np.inf).max())
 
 
 def _posterior(idata: Any) -> Any:
@@ -266,26 +314,95 @@ def _fit_from_draws(model: Model, draws: dict[str, np.ndarray], divergences: int
     return result
 
 
-def check_draws(model: Model, fit: Fit, ends: Float[np.ndarray, "chain d"]) -> None:
+def check_draws(model: Model, fit: Fit, seed: int) -> None:
     """Raise unless draws made elsewhere are of the model's posterior.
 
-    ``ends`` are the ends of chains that started at such draws and sampled the posterior: if that
-    is what the draws are of, their log densities have the same mean. The difference may be
-    ``MOST_DRIFT`` of its standard errors, for as many effective draws as there are chains.
+    Chains that start at such draws and sample the posterior keep the draws' distribution if it is
+    the posterior, and leave it otherwise. Mean and spread of every parameter, of the log prior and
+    of the log likelihood are compared before and after, each in standard errors of both sides.
+    The largest of all these may be what chance exceeds in ``CHANCE`` of all checks.
     """
-    some = fit.flat[np.linspace(0, len(fit.flat) - 1, 400).astype(int)]
-    before, after = (
-        np.concatenate([prior + rows.sum(axis=1) for prior, rows in rows_at(model, part)])
-        for part in (some, ends)
-    )
-    drift = (after.mean() - before.mean()) / (before.std() * np.sqrt(2.0 / len(ends)))
-    if abs(drift) > MOST_DRIFT:
+    thin = -(-fit.positions.shape[1] // _COMPARED)
+    before = _with_densities(model, fit.positions[:, ::thin])
+    impossible = int((~np.isfinite(before)).any(axis=2).sum())
+    if impossible:
         raise ValueError(
-            "the draws must be of this model's posterior given all its rows, but chains that start "
-            f"at them go elsewhere: the log density changes from {before.mean():.1f} (sd "
-            f"{before.std():.1f}) to {after.mean():.1f} on average; pass draws of this model with "
-            "this data and these priors, or leave fit out"
+            "the draws must be of this model's posterior given all its rows, but at "
+            f"{impossible} of {before[..., 0].size} of them its density is zero or not a number; "
+            "pass draws of this model with this data and these priors, or leave fit out"
         )
+    start, after = _chains_from(model, fit, seed)
+    start, after = _with_densities(model, start), _with_densities(model, after)
+    names = [*(f"parameter {k}" for k in range(model.dimension)), "log prior", "log likelihood"]
+    gaps = _gaps(before, after)
+    climb = after[..., -2:].sum(axis=2).mean(axis=1) - start[..., -2:].sum(axis=2)[:, 0]
+    z = np.append(gaps.ravel(), climb.mean() / (climb.std(ddof=1) / np.sqrt(len(climb))))
+    worst = int(np.nanargmax(np.abs(z)))
+    if np.abs(z[worst]) <= NormalDist().inv_cdf(1.0 - CHANCE / (2 * len(z))):
+        return
+    name = names[worst % len(names)] if worst < gaps.size else "log density"
+    k = min(worst % len(names), len(names) - 1)
+    raise ValueError(
+        "the draws must be of this model's posterior given all its rows, but chains that start "
+        f"at them go elsewhere: mean and sd of the {name} change from {before[..., k].mean():.4g} "
+        f"and {before[..., k].std():.3g} to {after[..., k].mean():.4g} and "
+        f"{after[..., k].std():.3g}, {abs(z[worst]):.0f} standard errors; pass draws of this "
+        "model with this data and these priors, or leave fit out"
+    )
+
+
+def _with_densities(
+    model: Model, positions: Float[np.ndarray, "chain draw d"]
+) -> Float[np.ndarray, "chain draw quantity"]:
+    """Positions, log prior and log likelihood."""
+    flat = positions.reshape(-1, model.dimension)
+    parts = [np.stack([prior, rows.sum(axis=1)], axis=1) for prior, rows in rows_at(model, flat)]
+    return np.concatenate([flat, np.concatenate(parts)], axis=1).reshape(*positions.shape[:2], -1)
+
+
+def _chains_from(
+    model: Model, fit: Fit, seed: int
+) -> tuple[Float[np.ndarray, "chain 1 d"], Float[np.ndarray, "chain draw d"]]:
+    """Where chains start, at some of the fit's draws, and what they draw from the posterior."""
+    rng = np.random.default_rng([seed, 10])
+    chains = CHECK_CHAINS if model.n_obs <= MOST_ROWS else CHECK_CHAINS // 3
+    start = fit.flat[rng.choice(len(fit.flat), chains, replace=False)]
+    run = Chains(model, start, rng, fit.covariance)
+    run.tune(10, rough=True)
+    run.learn()
+    run.tune(20)
+    run.learn()
+    run.tune(10)
+    visited, _ = run.draw(CHECK_DRAWS)
+    return start[:, None], visited.transpose(1, 0, 2)
+
+
+def _gaps(
+    before: Float[np.ndarray, "chain draw quantity"],
+    after: Float[np.ndarray, "chain draw quantity"],
+) -> Float[np.ndarray, "2 quantity"]:
+    """Differences of means and of log variances, in their standard errors.
+
+    Of the draws before by their effective number, of those after by the scatter over chains, of
+    which there are many.
+    """
+    found = []
+    centres = [values.mean(axis=(0, 1)) for values in (before, after)]
+    for square in (False, True):
+        one, two = (
+            (v - c) ** 2 if square else v for v, c in zip((before, after), centres, strict=True)
+        )
+        error = [
+            one.std(axis=(0, 1)) / np.sqrt(by_parameter("ess", one)),
+            two.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(len(two)),
+        ]
+        mean = [one.mean(axis=(0, 1)), two.mean(axis=(0, 1))]
+        if square:
+            error = [e / m for e, m in zip(error, mean, strict=True)]
+            mean = [np.log(m) for m in mean]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found.append((mean[1] - mean[0]) / np.hypot(*error))
+    return np.stack(found)
 
 
 def _parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -312,9 +429,11 @@ def fit(
 ) -> Fit:
     """Draw from the posterior of ``model`` given all rows.
 
-    NUTS with Stan's window adaptation, its metric dense up to 20 parameters, diagonal beyond.
-    Warns when R-hat is over 1.01, an ESS below 400, or transitions diverge: cross-validation
-    inherits the fit's problems.
+    NUTS with Stan's window adaptation, its metric dense up to 20 parameters, diagonal beyond, from
+    starts all over the prior. While R-hat is over 1.01 or an ESS below 400 the chains go on, up to
+    8 times the draws asked for, of which as many are kept. Warns when that is not enough, or
+    transitions diverge: cross-validation inherits the fit's problems. Raises ``FitError`` where
+    the posterior is improper.
 
     Parameters
     ----------
@@ -323,7 +442,7 @@ def fit(
     chains
         Number of chains.
     draws
-        Draws kept from each chain.
+        Draws kept from each chain; more where these are fewer than 800 in all and not enough.
     warmup
         Adaptation iterations before them.
     seed
@@ -338,8 +457,10 @@ def fit(
     import_meanwhile("arviz_stats.base", "xarray")
     seed, began = resolve_seed(seed), time.perf_counter()
     with Progress(progress) as bar:
-        run = draw_nuts(model, chains, draws, warmup, seed, bar)
-    result = _made(model, run, seed, began)
+        starts, spent = starting_points(model, chains, seed)
+        run = draw_nuts(model, starts, draws, warmup, seed, bar)
+    result = _made(model, run._replace(gradients=run.gradients + spent), seed, began)
+    _refuse_improper(model, result)
     result.warn(stacklevel=3)
     return result
 
@@ -348,35 +469,129 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
     """The fit of a checked model that cross-validation starts from, 4,000 draws.
 
     Small models are tried with many short chains first, which compile in no time. Where these do
-    not converge NUTS is next.
+    not converge NUTS is next, from where the short chains that are farthest apart have come to.
     """
-    began = time.perf_counter()
+    began, spent, starts = time.perf_counter(), 0, None
     with Progress(progress) as bar:
         for run in draw_pooled(model, seed, bar) if suits(model) else ():
             result, stuck = _made(model, run, seed, began), np.ptp(run[0], axis=(0, 1)).min() == 0
-            if not stuck and not result.problems():
+            spent, starts = run.gradients, None if stuck else far_apart(run.ends, 4)
+            if not stuck and not run.apart and not result.problems():
                 return result
-        result = _made(model, draw_nuts(model, 4, 1000, 1000, seed, bar), seed, began)
+            _refuse_improper(model, result)
+        if starts is None:
+            starts, more = starting_points(model, 4, seed)
+            spent += more
+        run = draw_nuts(model, starts, 1000, 1000, seed, bar)
+        result = _made(model, run._replace(gradients=run.gradients + spent), seed, began)
+    if not suits(model):
+        _refuse_improper(model, result)
     result.warn(stacklevel=4)  # the caller of cross_validate
     return result
 
 
+def draw_nuts(
+    model: Model,
+    starts: Float[np.ndarray, "chain d"],
+    draws: int,
+    warmup: int,
+    seed: int,
+    bar: Progress,
+) -> Draws:
+    """Draws by NUTS, which goes on by itself until they are settled, or ``LONGEST`` times as long.
+
+    Each round doubles the length. Where all draws are not settled but those of the second half
+    are, the first half was warm-up. What is kept is thinned to the ``draws`` asked for, or to what
+    can be ``ESS_LIMIT`` effective draws.
+    """
+    run, size = Nuts(model, seed, starts, bar), max(draws, -(-2 * ESS_LIMIT // len(starts)))
+    run.warm_up(warmup)
+    run.draw(draws if not run.collapsed else 100)
+    while True:
+        halves = [0, run.drawn // 2] if run.drawn > draws else [0]
+        best = min((_kept(run, first, size) for first in halves), key=_disorder)
+        rhat, ess = _mixing(best.positions)
+        enough = rhat <= RHAT_LIMIT and ess >= ESS_LIMIT
+        # what the first round, with a new metric, has not brought together stays apart
+        hopeless = run.collapsed or (run.drawn > draws and rhat > HOPELESS_RHAT)
+        if enough or hopeless or run.drawn >= LONGEST * draws:
+            return best
+        if rhat > RHAT_LIMIT or ess < ESS_LIMIT / 2:  # else as many draws again will do
+            run.retune(*_learned(model, run))
+        run.draw(run.drawn)
+
+
+def _kept(run: Nuts, first: int, size: int) -> Draws:
+    """The draws from ``first`` on, thinned to about ``size`` of each chain."""
+    thin = max(1, (run.drawn - first) // size)
+    divergences = int(run.divergent[:, first:].sum())
+    return Draws(run.positions[:, first::thin], run.step_size, divergences, run.gradients, thin)
+
+
+def _mixing(positions: Float[np.ndarray, "chain draw d"]) -> tuple[float, float]:
+    """Largest R-hat and smallest ESS; infinite and zero where a parameter never moves."""
+    rhat, ess = by_parameter("rhat", positions), by_parameter("ess", positions)
+    return _largest(rhat), float(np.nan_to_num(ess).min())
+
+
+def _disorder(run: Draws) -> tuple[bool, float]:
+    """Settled draws first, the more of them the better; then by R-hat."""
+    rhat, ess = _mixing(run.positions)
+    settled = rhat <= RHAT_LIMIT and ess >= ESS_LIMIT
+    return (False, -float(run.thin)) if settled else (True, rhat)
+
+
+def _learned(
+    model: Model, run: Nuts
+) -> tuple[Float[np.ndarray, "d d"] | None, Float[np.ndarray, "chain d"]]:
+    """A metric from the draws at hand, and where chains go on: those that are lost, elsewhere."""
+    late = run.positions[:, run.drawn // 2 :]
+    some = late[:, np.linspace(0, late.shape[1] - 1, _LEVEL_DRAWS).astype(int)]
+    level = gradients(model, some.reshape(-1, model.dimension)).log_density
+    lost = lost_chains(some, level.reshape(some.shape[:2]))
+    found, starts = np.flatnonzero(~lost), late[:, -1].copy()
+    # a draw of its own for each, from the middle of the others' draws on
+    starts[lost] = late[np.resize(found, lost.sum()), -1 - np.arange(1, lost.sum() + 1) * 10]
+    if not DENSE_WINDOWS < model.dimension <= DENSE_DIMENSION:
+        return None, starts  # few parameters have had a dense metric from the windows
+    kept = run.positions[found]
+    effective = max(float(np.median(by_parameter("ess", kept))), 10.0)
+    return shrunk_covariance(kept.reshape(-1, model.dimension), effective), starts
+
+
+def _refuse_improper(model: Model, fit: Fit) -> None:
+    """Raise where the fit is in trouble because there is no posterior."""
+    if fit.settled:
+        return
+    starts, _ = starting_points(model, 2 * model.dimension + 2, fit.seed)
+    direction = improper_direction(model, fit.positions, starts)
+    if direction is None:
+        return
+    names = ", ".join(str(k) for k in np.flatnonzero(np.abs(direction) > 1e-3)[:5])
+    raise FitError(
+        f"the full-data posterior{model.label} is improper: no answer exists. Its density does not "
+        f"fall along a direction of the unconstrained parameters {names} (counted from 0), up to a "
+        "billion times their scale away; give these parameters a proper prior, or leave out what "
+        "the data do not tell apart"
+    )
+
+
 def _made(model: Model, run: Draws, seed: int, began: float) -> Fit:
-    positions, step_size, divergences, gradients = run
-    if not np.isfinite(positions).all():
-        raise FloatingPointError(
+    if not np.isfinite(run.positions).all():
+        raise FitError(
             "the full-data fit gave draws that are not finite; check the model's log density "
             "for overflow, and its init"
         )
     return Fit(
-        positions,
-        _fingerprint(model, positions[0, 0]),
-        step_size,
-        divergences,
+        run.positions,
+        _fingerprint(model, run.positions[0, 0]),
+        run.step_size,
+        run.divergences,
         seed,
         time.perf_counter() - began,
         model.name,
-        gradients,
+        run.gradients,
+        run.thin,
     )
 
 

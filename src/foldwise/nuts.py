@@ -6,13 +6,12 @@ segment of iterations at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from foldwise.evaluate import gradients
 from foldwise.model import Model
@@ -22,7 +21,11 @@ from foldwise.runtime import compiled, lanes, precision_context
 _SEGMENT = 100
 # A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
 # which costs more than it saves beyond a few parameters.
-_DENSE_DIMENSION = 20
+DENSE_WINDOWS = 20
+# Leapfrog steps of NUTS's deepest tree, of depth 10.
+_DEEPEST = 1023
+# Iterations in which the step size alone is tuned, once coordinates have been changed.
+_RETUNE = 150
 
 
 class _Chain(NamedTuple):
@@ -35,57 +38,132 @@ class _Chain(NamedTuple):
 
 
 class _Schedule(NamedTuple):
-    """What the iterations of one segment do."""
+    """What the iterations of one segment do.
+
+    ``root`` is empty, or a matrix: chains then move in coordinates z, the position is root z.
+    """
 
     slow: Bool[Any, " draw"]
     window_end: Bool[Any, " draw"]
     adapting: Bool[Any, " draw"]
     first: Int[Any, ""]
     draws: Int[Any, ""]
+    root: tuple[Float[Any, "d d"], ...]
 
 
-def draw_nuts(
-    model: Model,
-    chains: int,
-    draws: int,
-    warmup: int,
-    seed: int,
-    bar: Progress,
-) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Positions (chain, draw, d), step size by chain, divergences after warm-up, gradients."""
-    from blackjax.adaptation.window_adaptation import build_schedule
+class Nuts:
+    """NUTS chains of the full-data posterior that can be taken further.
 
-    bar.start(f"compiling the full-data fit{model.label}")
+    ``positions`` and ``divergent`` hold all draws after the first warm-up, ``gradients`` counts
+    what everything took.
+    """
 
-    def segment(states: Any, schedule: Any) -> Any:
-        return _nuts_segment(model, states, schedule)
+    def __init__(
+        self,
+        model: Model,
+        seed: int,
+        starts: Float[np.ndarray, "chain d"],
+        bar: Progress,
+    ):
+        self.model, self.chains, self.bar = model, len(starts), bar
+        copies = np.resize(np.arange(self.chains), -(-self.chains // lanes()) * lanes())
+        self._states = _first_states(model, starts[copies], seed)
+        self._root: tuple[np.ndarray, ...] = ()
+        self._done = self.gradients = 0
+        self.positions = np.zeros((self.chains, 0, model.dimension))
+        self.divergent = np.zeros((self.chains, 0), bool)
 
-    states = _first_states(model, -(-chains // lanes()) * lanes(), seed)
-    table = np.zeros((warmup + draws, 2), int)
-    table[:warmup] = np.asarray(build_schedule(warmup))
-    program = compiled(model, segment, states, _schedule(table, 0, warmup))
-    program.ready()
+    def warm_up(self, iterations: int) -> None:
+        """Stan's windows; fewer iterations where the step size collapses, which is hopeless."""
+        from blackjax.adaptation.window_adaptation import build_schedule
 
-    bar.start(f"full-data fit{model.label}", warmup + draws)
-    kept, divergences, spent = [], 0, 0
-    for first in range(0, warmup + draws, _SEGMENT):
-        states, positions, divergent, steps = program(states, _schedule(table, first, warmup))
-        sampled = np.arange(first, min(first + _SEGMENT, warmup + draws)) >= warmup
-        kept.append(positions[:chains, : len(sampled)][:, sampled])
-        divergences += int(divergent[:chains, : len(sampled)][:, sampled].sum())
-        spent += int(steps[:chains].sum())
-        bar.advance(len(sampled))
-    step_size = np.exp(states.step_size.log_step_size_avg[:chains])
-    return np.concatenate(kept, axis=1), step_size, divergences, spent
+        self._compile()
+        self.bar.start(f"warm-up of the full-data fit{self.model.label}", iterations)
+        table = np.asarray(build_schedule(iterations))
+        for first in range(0, iterations, _SEGMENT):
+            self._run(table[first : first + _SEGMENT], adapting=True)
+            if first >= iterations // 2 and self.collapsed:
+                break
+
+    def draw(self, count: int) -> None:
+        """``count`` more draws of every chain."""
+        self._compile()
+        self.bar.start(f"full-data fit{self.model.label}", count)
+        found = [
+            self._run(np.zeros((min(_SEGMENT, count - first), 2), int), adapting=False)
+            for first in range(0, count, _SEGMENT)
+        ]
+        positions, divergent = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+        self.positions = np.concatenate([self.positions, positions], axis=1)
+        self.divergent = np.concatenate([self.divergent, divergent], axis=1)
+
+    def retune(
+        self, covariance: Float[np.ndarray, "d d"] | None, starts: Float[np.ndarray, "chain d"]
+    ) -> None:
+        """Go on from ``starts`` in coordinates in which ``covariance`` is the identity.
+
+        A matrix of all correlations, where Stan's windows learn variances only; BlackJAX would
+        factorise it in every iteration. None: the metric remains.
+        """
+        copies = np.resize(np.arange(self.chains), len(self._states.key))
+        if covariance is None:
+            here = _first_states(self.model, starts[copies], 0, self._root).nuts
+            self._states = self._states._replace(nuts=here)
+            return
+        self._root = (np.linalg.cholesky(covariance),)
+        fresh = _first_states(self.model, starts[copies], 0, self._root)
+        self._states = fresh._replace(key=self._states.key)
+        self._compile()
+        self.bar.start(f"tuning the full-data fit{self.model.label} anew", _RETUNE)
+        for first in range(0, _RETUNE, _SEGMENT):
+            part = min(_SEGMENT, _RETUNE - first)
+            self._run(np.zeros((part, 2), int), adapting=True)
+
+    @property
+    def drawn(self) -> int:
+        """Draws of each chain so far."""
+        return self.positions.shape[1]
+
+    @property
+    def step_size(self) -> Float[np.ndarray, " chain"]:
+        """Step size of each chain."""
+        return np.exp(self._states.step_size.log_step_size_avg[: self.chains])
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the deepest tree of the median chain spans less than a posterior sd."""
+        return bool(np.median(self.step_size) * _DEEPEST < 1.0)
+
+    def _compile(self) -> None:
+        self.bar.start(f"compiling the full-data fit{self.model.label}")
+        self._program(_schedule(np.zeros((0, 2), int), 0, False, self._root)).ready()
+
+    def _program(self, schedule: _Schedule) -> Any:
+        model = self.model
+
+        def segment(states: Any, schedule: Any) -> Any:
+            return _nuts_segment(model, states, schedule)
+
+        return compiled(model, segment, self._states, schedule)
+
+    def _run(self, table: np.ndarray, adapting: bool) -> tuple[np.ndarray, np.ndarray]:
+        """One segment: positions and which transitions diverged."""
+        schedule = _schedule(table, self._done, adapting, self._root)
+        self._states, positions, divergent, steps = self._program(schedule)(self._states, schedule)
+        self._done += len(table)
+        self.gradients += int(steps[: self.chains].sum())
+        self.bar.advance(len(table))
+        return positions[: self.chains, : len(table)], divergent[: self.chains, : len(table)]
 
 
-def _schedule(table: np.ndarray, first: int, warmup: int) -> _Schedule:
+def _schedule(
+    table: np.ndarray, first: int, adapting: bool, root: tuple[np.ndarray, ...]
+) -> _Schedule:
     part = np.zeros((_SEGMENT, 2), int)
-    rows = table[first : first + _SEGMENT]
-    part[: len(rows)] = rows
-    adapting = np.arange(first, first + _SEGMENT) < warmup
-    numbers = np.int32(first), np.int32(len(rows))
-    return _Schedule(part[:, 0] == 1, part[:, 1] == 1, adapting, *numbers)
+    part[: len(table)] = table
+    numbers = np.int32(first), np.int32(len(table))
+    slow, window_end = part[:, 0] == 1, part[:, 1] == 1
+    return _Schedule(slow, window_end, np.full(_SEGMENT, adapting), *numbers, root)
 
 
 def _adaptation(model: Model) -> tuple[Any, Any]:
@@ -93,32 +171,35 @@ def _adaptation(model: Model) -> tuple[Any, Any]:
     from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
     from blackjax.adaptation.step_size import dual_averaging_adaptation
 
-    diagonal = model.dimension > _DENSE_DIMENSION
+    diagonal = model.dimension > DENSE_WINDOWS
     return dual_averaging_adaptation(0.8), mass_matrix_adaptation(diagonal)
 
 
-def _log_density(model: Model) -> Callable[[Array], Array]:
-    return lambda q: model.flat_log_prior(q) + model.flat_log_likelihood(q).sum()
-
-
-def _first_states(model: Model, chains: int, seed: int) -> _Chain:
+def _first_states(
+    model: Model,
+    position: Float[np.ndarray, "chain d"],
+    seed: int,
+    root: tuple[Float[np.ndarray, "d d"], ...] = (),
+) -> _Chain:
     """Every chain at its start, from what is compiled already: JAX would compile for it."""
     from blackjax.mcmc.hmc import HMCState
 
     step, mass = _adaptation(model)
-    words = [np.random.SeedSequence([seed, 7, k]).generate_state(4) for k in range(chains)]
+    chains = len(position)
+    words = [np.random.SeedSequence([seed, 7, k]).generate_state(4)[2:] for k in range(chains)]
     keys = np.stack(words).astype(np.uint32)
     with precision_context("float64"):
-        starts = [model.initial(jax.random.wrap_key_data(key)) for key in keys[:, :2]]
         # BlackJAX starts from weakly typed numbers; a state that is saved and restored is not
         typed = jax.jit(
             lambda: jax.tree.map(jnp.asarray, (step[0](1.0), mass[0](model.dimension)))
         )()
-    position = np.stack([np.asarray(start, float) for start in starts])
     here = gradients(model, position)
+    gradient = here.gradient
+    if root:
+        position, gradient = np.linalg.solve(root[0], position.T).T, gradient @ root[0]
     adaptation = jax.tree.map(lambda a: np.stack([np.asarray(a)] * chains), typed)
-    state = HMCState(position, here.log_density, here.gradient)
-    return _Chain(keys[:, 2:], state, *adaptation)
+    state = HMCState(position, here.log_density, gradient)
+    return _Chain(keys, state, *adaptation)
 
 
 def _nuts_segment(
@@ -128,8 +209,14 @@ def _nuts_segment(
     from blackjax.mcmc import nuts
 
     kernel = nuts.build_kernel()
-    density = _log_density(model)
     step, mass = _adaptation(model)
+
+    def position_of(z: Array) -> Array:
+        return schedule.root[0] @ z if schedule.root else z
+
+    def density(z: Array) -> Array:
+        q = position_of(z)
+        return model.flat_log_prior(q) + model.flat_log_likelihood(q).sum()
 
     def iterate(i: Array, carry: tuple[_Chain, Array, Array, Array]) -> tuple[Any, ...]:
         chain, positions, divergent, steps = carry
@@ -143,7 +230,7 @@ def _nuts_segment(
         )
         adapted = _adapt_chain(chain, state, info, schedule, i, step, mass)
         chain = chain._replace(nuts=state, step_size=adapted[0], mass=adapted[1])
-        positions = positions.at[i].set(state.position)
+        positions = positions.at[i].set(position_of(state.position))
         divergent = divergent.at[i].set(info.is_divergent)
         return chain, positions, divergent, steps + info.num_integration_steps
 

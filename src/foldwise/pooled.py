@@ -2,18 +2,19 @@
 
 A small model is cross-validated in less time than NUTS takes to compile. So its full-data
 posterior is first tried with HMC whose trajectories are the only compiled part: ``STARTS``
-starting points, ``COPIES`` chains from each, one metric and one step size for all of them, learned
-from all of them. The chains from one start, one after another, count as one long chain: starts
-that lead to different places are seen as chains that disagree, which is the nested R-hat of
-Margossian et al. (2024). So do the first and the second half of their draws, which differ while
-chains are still on their way.
+starting points far apart, ``COPIES`` chains from each, one metric and one step size for all of
+them, learned from all of them. The chains of ``STARTS / GROUPS`` starts, one after another, count
+as one long chain: starts that lead to different places are seen as chains that disagree, which is
+the nested R-hat of Margossian et al. (2024). So do the first and the second half of their draws,
+which differ while chains are still on their way. A place that few starts lead to is seen by the
+R-hat of the chains themselves (``_disagreement``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -22,10 +23,10 @@ from foldwise.kernel import DIVERGENCE_THRESHOLD, LARGEST_STEP, TARGET_ACCEPTANC
 from foldwise.metric import FOLD_METRIC_DIMENSION, shrunk_covariance
 from foldwise.model import Model
 from foldwise.progress import Progress
-from foldwise.runtime import precision_context
 from foldwise.sampler import leapfrog_counts
+from foldwise.starts import lost_chains, starting_points
 
-STARTS, COPIES, DRAWS = 4, 25, 40
+STARTS, COPIES, GROUPS, DRAWS = 20, 5, 4, 40
 # Iterations after which the metric is learned anew, those of a second and third try, and those in
 # which only the step size is tuned, before drawing.
 WINDOWS, MORE_WINDOWS, LAST_WINDOW = (10, 10, 20, 30, 50), ((80,), (160,)), 30
@@ -33,46 +34,102 @@ WINDOWS, MORE_WINDOWS, LAST_WINDOW = (10, 10, 20, 30, 50), ((80,), (160,)), 30
 _ROUGH_WINDOWS = 2
 _MOST_STEPS, _LEAST_STEP = 50, 1e-8
 # Far beyond this 100 chains cost more than compiling NUTS.
-_MOST_ROWS = 5000
+MOST_ROWS = 5000
+# R-hat over the chains themselves, DRAWS draws each, from which on they are in different places:
+# where one draw in ten counts, as few as a settled fit may have, it is sqrt(1 + 10 / DRAWS) = 1.12.
+_APART = 1.2
 
-Draws = tuple[Float[np.ndarray, "chain draw d"], Float[np.ndarray, " chain"], int, int]
+
+class Draws(NamedTuple):
+    """A try at the full-data posterior.
+
+    ``thin``: of how many draws one was kept. ``apart``: whether chains are in different places,
+    and ``ends`` where each of them was in its last draws.
+    """
+
+    positions: Float[np.ndarray, "chain draw d"]
+    step_size: Float[np.ndarray, " chain"]
+    divergences: int
+    gradients: int
+    thin: int = 1
+    apart: bool = False
+    ends: Float[np.ndarray, "chain draw d"] = np.zeros((0, 0, 0))
 
 
 def suits(model: Model) -> bool:
     """Whether the model is small enough for this to be quicker than NUTS."""
-    return model.dimension <= FOLD_METRIC_DIMENSION and model.n_obs <= _MOST_ROWS
+    return model.dimension <= FOLD_METRIC_DIMENSION and model.n_obs <= MOST_ROWS
 
 
 def draw_pooled(model: Model, seed: int, bar: Progress) -> Iterator[Draws]:
-    """Tries, each after a longer warm-up: positions, step size by chain, divergences, gradients."""
-    chains = _Chains(model, seed)
+    """Tries, each after a longer warm-up."""
+    starts, spent = starting_points(model, STARTS, seed)
+    chains = Chains(model, np.repeat(starts, COPIES, axis=0), np.random.default_rng([seed, 8]))
+    chains.gradients += spent
     for windows in (WINDOWS, *MORE_WINDOWS):
         bar.start(f"full-data fit{model.label}", sum(windows) + LAST_WINDOW + DRAWS)
         for number, window in enumerate(windows):
-            chains.tune(window, rough=windows is WINDOWS and number < _ROUGH_WINDOWS)
+            rough = windows is WINDOWS and number < _ROUGH_WINDOWS
+            chains.tune(window, rough)
+            if not rough:
+                chains.bring_back()
             chains.learn()
             bar.advance(window)
         chains.tune(LAST_WINDOW)
-        positions, divergences = chains.draw()
+        visited, divergences = chains.draw(DRAWS)
         bar.advance(LAST_WINDOW + DRAWS)
-        yield positions, np.full(len(positions), chains.step), divergences, chains.gradients
+        positions = _long_chains(visited)
+        steps = np.full(len(positions), chains.step)
+        apart = _disagreement(visited) > _APART
+        ends = visited.transpose(1, 0, 2)
+        yield Draws(positions, steps, divergences, chains.gradients, 1, apart, ends)
 
 
-class _Chains:
-    """All chains, side by side, and what they have learned."""
+def _long_chains(visited: Float[np.ndarray, "draw chain d"]) -> Float[np.ndarray, "long draw d"]:
+    """The first halves of the chains of a group of starts as one long chain, the second another."""
+    draws, chains, d = visited.shape
+    shape = (2, draws // 2, GROUPS, chains // GROUPS, d)
+    long = visited.reshape(shape).transpose(2, 0, 3, 1, 4)
+    return long.reshape(2 * GROUPS, chains // GROUPS * draws // 2, d)
 
-    def __init__(self, model: Model, seed: int):
-        self.model, self.rng = model, np.random.default_rng([seed, 8])
-        with precision_context("float64"):
-            keys = [jax.random.wrap_key_data(key) for key in _keys(seed)]
-            starts = np.stack([np.asarray(model.initial(key), float) for key in keys])
-        self.position = np.repeat(starts, COPIES, axis=0)
-        self.train = np.ones((len(self.position), model.n_obs), bool)
-        here = gradients(model, self.position, self.train)
+
+def _disagreement(visited: Float[np.ndarray, "draw chain d"]) -> float:
+    """Largest R-hat of any parameter over all chains, sqrt(1 + B / W).
+
+    Of the values themselves, not of ranks: the few chains that are in another mode may be far.
+    """
+    within = visited.var(axis=0, ddof=1).mean(axis=0)
+    between = visited.mean(axis=0).var(axis=0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.sqrt(1.0 + np.max(between / within)))
+
+
+class Chains:
+    """HMC chains side by side, and what they have learned."""
+
+    def __init__(
+        self,
+        model: Model,
+        position: Float[np.ndarray, "chain d"],
+        rng: np.random.Generator,
+        covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"] | None = None,
+    ):
+        self.model, self.rng, self.position = model, rng, position
+        self.train = np.ones((len(position), model.n_obs), bool)
+        here = gradients(model, position, self.train)
         self.log_density, self.gradient = here.log_density, here.gradient
-        self.covariance = self.factor = np.eye(model.dimension)
-        self.visited = [self.position]
+        self.use(np.eye(model.dimension) if covariance is None else covariance)
+        self.visited, self.densities = [position], [here.log_density]
         self.step, self.done, self.gradients = 1.0, 0, 0
+
+    def use(self, covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]) -> None:
+        """Take ``covariance``, or its diagonal in many dimensions, as the metric."""
+        if self.model.dimension > FOLD_METRIC_DIMENSION:
+            self.covariance = covariance if covariance.ndim == 1 else np.diag(covariance).copy()
+            self.factor = self.covariance**-0.5
+        else:
+            self.covariance = covariance
+            self.factor = np.linalg.cholesky(np.linalg.inv(covariance))
 
     def tune(self, window: int, rough: bool = False) -> None:
         """Run for ``window`` iterations and adapt the step size.
@@ -81,11 +138,12 @@ class _Chains:
         a the mean acceptance of iteration t; the mean over the second half is what remains.
         """
         most, steps = np.inf if rough else LARGEST_STEP, []
-        self.step, self.visited = self._first_step(most), []
+        self.step, self.visited, self.densities = self._first_step(most), [], []
         for t in range(1, window + 1):
             acceptance, _ = self._iterate()
             if t > window // 2:
                 self.visited.append(self.position)
+                self.densities.append(self.log_density)
                 steps.append(self.step)
             change = np.exp((acceptance - TARGET_ACCEPTANCE) / np.sqrt(t))
             self.step = float(np.clip(self.step * change, _LEAST_STEP, most))
@@ -96,21 +154,27 @@ class _Chains:
         visited = np.concatenate(self.visited)
         if np.ptp(visited, axis=0).min() == 0.0:
             return  # stuck: nothing to learn from
-        self.covariance = shrunk_covariance(visited, len(self.position))
-        self.factor = np.linalg.cholesky(np.linalg.inv(self.covariance))
+        self.use(shrunk_covariance(visited, len(self.position)))
 
-    def draw(self) -> tuple[Float[np.ndarray, "chain draw d"], int]:
-        """Draws with what has been learned, and how many transitions diverged.
+    def bring_back(self) -> None:
+        """Take chains that are lost to where others are."""
+        visited, densities = np.stack(self.visited, axis=1), np.stack(self.densities, axis=1)
+        lost = lost_chains(visited, densities)
+        if not lost.any():
+            return
+        other = np.arange(len(lost))
+        other[lost] = self.rng.choice(np.flatnonzero(~lost), lost.sum())
+        self.position, self.gradient = self.position[other], self.gradient[other]
+        self.log_density = self.log_density[other]
+        self.visited = [position[other] for position in self.visited]
 
-        The first halves of the chains from one start make one long chain, the second another.
-        """
+    def draw(self, count: int) -> tuple[Float[np.ndarray, "draw chain d"], int]:
+        """Draws with what has been learned, and how many transitions diverged."""
         divergences, found = 0, []
-        for _ in range(DRAWS):
+        for _ in range(count):
             divergences += self._iterate()[1]
             found.append(self.position)
-        shape = (2, DRAWS // 2, STARTS, COPIES, self.position.shape[1])
-        long = np.stack(found).reshape(shape).transpose(2, 0, 3, 1, 4)
-        return long.reshape(2 * STARTS, COPIES * DRAWS // 2, shape[-1]), divergences
+        return np.stack(found), divergences
 
     def _first_step(self, most: float) -> float:
         """Where one step is accepted as often as it should be, to a factor of two."""
@@ -137,7 +201,8 @@ class _Chains:
 
     def _propose(self, step: float, n_steps: int) -> tuple[Ends, Float[np.ndarray, " chain"]]:
         """Ends of a trajectory from every chain's position, and the energy it gained or lost."""
-        start = self.rng.normal(size=self.position.shape) @ self.factor.T
+        noise = self.rng.normal(size=self.position.shape)
+        start = noise @ self.factor.T if self.factor.ndim == 2 else noise * self.factor
         motion = Motion(np.float64(step), np.int32(n_steps), self.covariance)
         ends = trajectories(self.model, self.position, start, self.gradient, self.train, motion)
         self.gradients += n_steps * len(start)
@@ -147,9 +212,5 @@ class _Chains:
         return ends, np.where(np.isnan(error), -np.inf, error)
 
     def _kinetic(self, p: Float[np.ndarray, "chain d"]) -> Float[np.ndarray, " chain"]:
-        return 0.5 * np.sum(p * (p @ self.covariance), axis=1)
-
-
-def _keys(seed: int) -> np.ndarray:
-    words = [np.random.SeedSequence([seed, 7, k]).generate_state(2) for k in range(STARTS)]
-    return np.stack(words).astype(np.uint32)
+        dense = self.covariance.ndim == 2
+        return 0.5 * np.sum(p * (p @ self.covariance if dense else p * self.covariance), axis=1)

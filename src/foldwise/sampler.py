@@ -42,6 +42,9 @@ PILOTS = 8
 TRAJECTORY = 5.0 / 9.0 * np.pi
 JITTER = 0.5
 GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
+# Leapfrog steps of one iteration, as many as NUTS's deepest tree has: a step size a thousand times
+# too small is a model in trouble, and a program that runs can not be interrupted.
+MOST_STEPS = 1023
 
 
 Members = Int[np.ndarray, " fold"]
@@ -271,7 +274,7 @@ def leapfrog_counts(step_size: float, first: int, draws: int) -> Int[np.ndarray,
     """
     uniform = np.arange(first + 1, first + draws + 1) * GOLDEN % 1.0
     length = TRAJECTORY * (1.0 + JITTER * (2.0 * uniform - 1.0))
-    return np.maximum(1, np.rint(length / step_size)).astype(np.int32)
+    return np.clip(np.rint(length / step_size), 1, MOST_STEPS).astype(np.int32)
 
 
 def block_size(n_obs: int, folds: int, chains: int) -> int:
