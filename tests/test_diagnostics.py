@@ -131,9 +131,11 @@ def test_status_is_the_worst_that_holds():
         "not_finite": False,
         "singular": False,
         "flat": False,
+        "stranded": False,
         "stuck": False,
         "disagree": False,
         "partner": False,
+        "unsettled": False,
         "overlap": 100.0,
         "tail": 0.1,
         "bridged": True,
@@ -148,11 +150,13 @@ def test_status_is_the_worst_that_holds():
         ("heavy tail", {"tail": 2.0, "bridged": False, "ess": 10.0}),
         ("poor overlap", {"overlap": 2.0, "ess": 10.0}),
         ("fine", {"overlap": 2.0, "bridged": False}),
-        ("partner in trouble", {"partner": True, "overlap": 2.0}),
+        ("rungs not settled", {"unsettled": True, "overlap": 2.0}),
+        ("partner in trouble", {"partner": True, "unsettled": True}),
         ("fine", {"partner": True, "bridged": False}),
         ("chains disagree", {"disagree": True, "overlap": 2.0, "partner": True}),
         ("stuck chain", {"stuck": True, "disagree": True}),
-        ("no spread", {"flat": True, "stuck": True}),
+        ("too far from its partner", {"stranded": True, "stuck": True, "overlap": 0.0}),
+        ("no spread", {"flat": True, "stranded": True}),
         ("singular covariance", {"singular": True, "flat": True}),
         ("not finite", {"not_finite": True, "stuck": True}),
     ]
@@ -160,4 +164,4 @@ def test_status_is_the_worst_that_holds():
     status = diagnostics.fold_status(**arguments)
     assert status.tolist() == [name for name, _ in cases]
     lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 10 and lines[0].startswith("not finite: 1 of 14 folds (13)")
+    assert len(lines) == 12 and lines[0].startswith("not finite: 1 of 16 folds (15)")

@@ -468,14 +468,16 @@ def _diagnostics(
     disagree, not_finite = mixing.rhat > mixing.limit, evidence.sums.not_finite > 0
     other = evidence.partner
     from_fold = (other >= 0) & (other < len(other))
-    trouble = stuck | disagree | not_finite
+    trouble, nowhere = stuck | disagree | not_finite, np.zeros(len(other), bool)
     status = diagnostics.fold_status(
         not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
         singular=degenerate & joint,
         flat=degenerate & (not joint),
+        stranded=nowhere if found.stranded is None else found.stranded,
         stuck=stuck,
         disagree=disagree,
         partner=from_fold & trouble[np.where(from_fold, other, 0)],
+        unsettled=nowhere if found.unsettled is None else found.unsettled,
         overlap=found.overlap,
         tail=tail,
         bridged=found.bridged,
