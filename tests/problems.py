@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.integrate import quad
-from scipy.stats import norm
+from scipy.special import logsumexp
+from scipy.stats import norm, poisson
 
 import foldwise as fw
 
@@ -260,6 +261,92 @@ def hierarchical() -> LinearProblem:
     y = 0.3 + tau * rng.normal(size=len(sizes))[group] + 1.5 * rng.normal(size=len(group))
     prior = np.concatenate([[2.0], np.ones(len(sizes))])
     return LinearProblem(X, y, 1.5, prior, fw.leave_group_out(group), "hierarchical")
+
+
+def far_groups(
+    distance: float, rows: int = 5, groups: int = 4, far: int = 1, tau: float = 1.0
+) -> LinearProblem:
+    """Group means with known variances, ``far`` of them ``distance`` prior sds from the mean."""
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(groups), rows)
+    X = np.column_stack([np.ones(len(group)), tau * (group[:, None] == np.arange(groups))])
+    effect = np.where(np.arange(groups) < far, distance, rng.normal(size=groups))
+    y = 0.3 + tau * effect[group] + 1.5 * rng.normal(size=len(group))
+    prior = np.concatenate([[2.0], np.ones(groups)])
+    return LinearProblem(X, y, 1.5, prior, fw.leave_group_out(group), "far groups")
+
+
+class FarScale:
+    """The far group with an unknown sd of the groups, log tau ~ N(0, 1); exact on a grid of tau.
+
+    Positions are (log tau, mu, z_1, ..., z_J).
+    """
+
+    def __init__(self, distance: float, rows: int = 5, groups: int = 8):
+        problem = far_groups(distance, rows, groups)
+        self.y, self.folds = problem.y, problem.folds
+        self.group = np.repeat(np.arange(groups), rows)
+
+    def model(self) -> fw.Model:
+        y, group = self.y, self.group
+
+        def log_likelihood(q):
+            z = (y - q[1] - jnp.exp(q[0]) * q[2:][group]) / 1.5
+            return -0.5 * z**2 - jnp.log(1.5) - 0.5 * jnp.log(2 * jnp.pi)
+
+        def log_prior(q):
+            return -0.5 * (q[0] ** 2 + (q[1] / 2.0) ** 2 + jnp.sum(q[2:] ** 2))
+
+        start = np.zeros(2 + len(self.folds))
+        return fw.Model(log_prior, log_likelihood, start, len(y), name="far scale")
+
+    def joint(self) -> np.ndarray:
+        """Exact log density of each fold's test rows."""
+        grid = np.linspace(-6, 8, 1401)
+        every = self._evidence(np.arange(len(self.y)), grid)
+        return np.array([every - self._evidence(train, grid) for train, _ in self.folds])
+
+    def _evidence(self, rows, grid) -> float:
+        """log of the integral over log tau of N(rows; 0, V(tau)) N(log tau; 0, 1)."""
+        same = self.group[rows][:, None] == self.group[rows]
+        found = []
+        for log_tau in grid:
+            V = 4.0 + np.exp(2 * log_tau) * same + 1.5**2 * np.eye(len(rows))
+            quadratic = self.y[rows] @ np.linalg.solve(V, self.y[rows])
+            found.append(-0.5 * (quadratic + np.linalg.slogdet(2 * np.pi * V)[1] + log_tau**2))
+        return float(logsumexp(found) + np.log((grid[1] - grid[0]) / np.sqrt(2 * np.pi)))
+
+
+class FarPoisson:
+    """Counts with log rates 1 + z_j, z_j ~ N(0, 1), the first group's z ``distance``; exact."""
+
+    def __init__(self, distance: float, rows: int = 5, groups: int = 4):
+        rng = np.random.default_rng(3)
+        self.group = np.repeat(np.arange(groups), rows)
+        z = np.concatenate([[distance], rng.normal(size=groups - 1)])
+        self.y = rng.poisson(np.exp(1.0 + z[self.group]))
+        self.folds = fw.leave_group_out(self.group)
+
+    def model(self) -> fw.Model:
+        y, group = self.y, self.group
+
+        def log_likelihood(z):
+            log_rate = 1.0 + z[group]
+            return y * log_rate - jnp.exp(log_rate) - jax.scipy.special.gammaln(y + 1.0)
+
+        start = np.zeros(len(self.folds))
+        return fw.Model(
+            lambda z: -0.5 * jnp.sum(z**2), log_likelihood, start, len(y), name="far counts"
+        )
+
+    def joint(self) -> np.ndarray:
+        """Exact log density of each fold's test rows: groups know nothing of each other."""
+        z = np.linspace(-10, 15, 250001)
+        found = []
+        for _, test in self.folds:
+            rows = poisson.logpmf(self.y[test][:, None], np.exp(1.0 + z)).sum(axis=0)
+            found.append(logsumexp(rows + norm.logpdf(z)) + np.log(z[1] - z[0]))
+        return np.array(found)
 
 
 def autoregression(horizon: int = 1, step: int = 1) -> LinearProblem:

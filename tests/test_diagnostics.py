@@ -132,11 +132,13 @@ def test_status_is_the_worst_that_holds():
         "not_finite": False,
         "singular": False,
         "flat": False,
+        "stranded": False,
         "stuck": False,
         "disagree": False,
         "drifting": False,
         "slow": False,
         "partner": False,
+        "unsettled": False,
         "overlap": 100.0,
         "tail": 0.1,
         "bridged": True,
@@ -153,13 +155,15 @@ def test_status_is_the_worst_that_holds():
         ("heavy tail", {"tail": 2.0, "bridged": False, "ess": 10.0}),
         ("poor overlap", {"overlap": 2.0, "ess": 10.0}),
         ("fine", {"overlap": 2.0, "bridged": False}),
-        ("partner in trouble", {"partner": True, "overlap": 2.0}),
+        ("rungs not settled", {"unsettled": True, "overlap": 2.0}),
+        ("partner in trouble", {"partner": True, "unsettled": True}),
         ("fine", {"partner": True, "bridged": False}),
         ("too slow", {"slow": True, "overlap": 2.0, "partner": True}),
         ("not settled", {"slow": True, "drifting": True}),
         ("chains disagree", {"disagree": True, "drifting": True, "slow": True}),
         ("stuck chain", {"stuck": True, "disagree": True}),
-        ("no spread", {"flat": True, "stuck": True}),
+        ("too far from its partner", {"stranded": True, "stuck": True, "overlap": 0.0}),
+        ("no spread", {"flat": True, "stranded": True}),
         ("singular covariance", {"singular": True, "flat": True}),
         ("not finite", {"not_finite": True, "stuck": True}),
         ("improper", {"improper": True, "not_finite": True}),
@@ -168,4 +172,4 @@ def test_status_is_the_worst_that_holds():
     status = diagnostics.fold_status(**arguments)
     assert status.tolist() == [name for name, _ in cases]
     lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 14 and lines[0].startswith("improper: 1 of 18 folds (17)")
+    assert len(lines) == 16 and lines[0].startswith("improper: 1 of 20 folds (19)")

@@ -117,16 +117,22 @@ class Run:
     def make_room(self, draws: int) -> None:
         """Prepare to record ``draws`` more draws of every chain."""
         evidence = self.evidence
-        evidence.rungs = []
+        evidence.rungs, evidence.climbed, evidence.stranded = [], [], []
         if evidence.draws is not None:
             room = np.empty((*evidence.draws.shape[:2], draws, evidence.draws.shape[3]))
             evidence.draws = np.concatenate([evidence.draws, room], axis=2)
         scoring.make_room(evidence, draws)
 
     def far_folds(self) -> Int[np.ndarray, " fold"]:
-        """Folds that overlap too little with the full data for a bridge without rungs."""
+        """Folds that overlap too little with the full data for a bridge without rungs.
+
+        None where no score asked for is that of whole test sets: the log score by row is a plain
+        mean, and Hyvarinen scores of such folds come from the full-data draws alone.
+        """
         evidence = self.evidence
-        if self.settings.estimator == "mean":
+        by_row = self.sampler.emit.by_row
+        joint_scores = {"log"} if by_row else {"log", "log_pointwise"}
+        if self.settings.estimator == "mean" or not joint_scores & set(self.settings.scores):
             return np.zeros(0, int)
         joint = estimate(evidence, "log", self.settings.estimator)
         possible = np.isfinite(evidence.sums.log_sum).any(axis=(1, 2))

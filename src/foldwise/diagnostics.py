@@ -40,6 +40,9 @@ ADVICE = {
     "rows are always predicted alike: use dss_pointwise, or leave such rows out",
     "no spread": "all predictive draws of a test row are equal, so the score is not defined: use "
     "crps or mse, or leave such rows out",
+    "too far from its partner": "no number of rungs that was tried joins the fold's posterior to "
+    "its partner's, so the error of the bridge is not known: check the test rows, give the model "
+    "heavier tails, or score by row",
     "stuck chain": "a chain did not move: reparameterise the model, or run a longer warm-up",
     "chains disagree": "R-hat is above its limit: run a longer warm-up and more draws",
     "not settled": "the chains were still on their way together at the end of the run: run a "
@@ -49,6 +52,8 @@ ADVICE = {
     "says how many there are)",
     "partner in trouble": "the next fold, whose draws the bridge uses, has chains that are not "
     "finite, stuck, disagree or are too slow: mend that one first",
+    "rungs not settled": "chains at the rungs between the fold's posterior and its partner's "
+    "disagree, drift or hardly move: run a longer warm-up and more draws",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
     "bridge is not to be trusted: extend the run",
     "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
@@ -318,11 +323,13 @@ def fold_status(
     not_finite: np.ndarray,
     singular: np.ndarray,
     flat: np.ndarray,
+    stranded: np.ndarray,
     stuck: np.ndarray,
     disagree: np.ndarray,
     drifting: np.ndarray,
     slow: np.ndarray,
     partner: np.ndarray,
+    unsettled: np.ndarray,
     overlap: Float[np.ndarray, " fold"],
     tail: Float[np.ndarray, " fold"],
     bridged: np.ndarray,
@@ -340,11 +347,13 @@ def fold_status(
         "not finite": not_finite,
         "singular covariance": singular,
         "no spread": flat,
+        "too far from its partner": stranded,
         "stuck chain": stuck,
         "chains disagree": disagree,
         "not settled": drifting,
         "too slow": slow,
         "partner in trouble": bridged & partner,
+        "rungs not settled": unsettled,
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),
         "heavy tail": ~bridged & (tail > PARETO_LIMIT),
         "few effective draws": ess < ESS_LIMIT,

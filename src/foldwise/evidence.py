@@ -20,7 +20,7 @@ from foldwise.diagnostics import (
 from foldwise.folds import Folds
 
 if TYPE_CHECKING:
-    from foldwise.ladder import Rung
+    from foldwise.ladder import Climbed, Rung
 
 
 # What the draws of a fold contribute to the Hyvarinen score of the fold whose partner it is.
@@ -52,13 +52,14 @@ class Evidence:
     number of folds stands for the full data, -1 for none), and whose score this fold's draws
     bridge. ``full`` is the joint log density of each fold's test rows at the full-data draws,
     ``full_chains`` chains after one another, ``full_rows`` the log of its mean for each test row.
-    ``rungs`` are those of folds that overlap too little with the full data. For other rules than
-    the log score, ``contributions`` are block sums of what each draw contributes, ``replicate`` the
-    stored predictive draws of each test row, ``observed`` its observed value, ``classes`` those
-    that may occur. ``position`` are the folds' draws, where they are kept. ``watch`` sees how
-    slowly the chains move, and ``time`` is the longest autocorrelation time of each fold, in
-    draws, which the lengths of batches follow; ``full_length`` is that of batches of full-data
-    draws. ``improper`` marks folds that have no posterior.
+    ``rungs`` are those of folds that overlap too little with the full data, ``climbed`` what became
+    of them where draws are not stored, ``stranded`` the folds that rungs did not take to the full
+    data. For other rules than the log score, ``contributions`` are block sums of what each draw
+    contributes, ``replicate`` the stored predictive draws of each test row, ``observed`` its
+    observed value, ``classes`` those that may occur. ``position`` are the folds' draws, where they
+    are kept. ``watch`` sees how slowly the chains move, and ``time`` is the longest autocorrelation
+    time of each fold, in draws, which the lengths of batches follow; ``full_length`` is that of
+    batches of full-data draws. ``improper`` marks folds that have no posterior.
     """
 
     folds: Folds
@@ -70,6 +71,8 @@ class Evidence:
     full_chains: int
     full_rows: Float[np.ndarray, " row"]
     rungs: list[Rung] = field(default_factory=list)
+    climbed: list[Climbed] = field(default_factory=list)
+    stranded: list[int] = field(default_factory=list)
     contributions: dict[str, BlockSums] = field(default_factory=dict)
     replicate: Float[np.ndarray, "row chain draw"] | None = None
     position: Float[np.ndarray, "fold chain draw d"] | None = None
@@ -202,6 +205,8 @@ class Estimate:
     number of draws: their ratio gives effective draws.
     ``weighted`` says that draws count by the density of the test rows, whose tail then matters.
     ``weight`` is zero for folds whose score is not a number; they are left out of the total.
+    ``stranded`` marks folds that rungs did not take to the full data, whose variance is infinite,
+    and ``unsettled`` those with chains at rungs that disagree, drift or hardly move.
     """
 
     name: str
@@ -220,6 +225,8 @@ class Estimate:
     row_variance: Float[np.ndarray, " row"] | None = None
     row_spread: Float[np.ndarray, " row"] | None = None
     weighted: bool = True
+    stranded: Bool[np.ndarray, " fold"] | None = None
+    unsettled: Bool[np.ndarray, " fold"] | None = None
 
     @property
     def total_variance(self) -> float:

@@ -64,16 +64,17 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     correction = 0.5 * own_variance - 0.5 * partner_variance
     rung_variance = np.zeros(folds)
     noise = own_variance * evidence.chains * evidence.n_draws
-    for k in np.unique(np.concatenate([[], *(rung.members for rung in evidence.rungs)])).astype(
-        int
-    ):
-        way = climbed(evidence, k)
+    stranded, unsettled = np.isin(np.arange(folds), evidence.stranded), np.zeros(folds, bool)
+    for way in climbed(evidence):
+        k = way.fold
         log_r[k], correction[k], lap[k], bridged[k] = way.log_r, way.correction, way.overlap, True
         own[k] = 1.0 if way.own is None else way.own
         own_variance[k] = evidence.variance_of(own[[k]], np.array([k]))[0]
         spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
-        full_influence[k] = way.full_influence
-        partner_variance[k] = full_variance(evidence, way.full_influence)
+        full_influence[k] = way.full_influence(evidence)
+        partner_variance[k] = full_variance(evidence, full_influence[k])
+        unsettled[k] = not way.settled
+    rung_variance[stranded] = np.inf  # nobody knows how far off
     elpd = log_r + correction
     elpd = np.where(evidence.undefined, np.nan, elpd)
     weight = np.where(np.isfinite(elpd), evidence.folds.fold_weight, 0.0)
@@ -83,7 +84,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         score=elpd,
         variance=own_variance + rung_variance + partner_variance,
         own_variance=fold_variance(evidence, weight, own, passed)
-        + float(weight**2 @ rung_variance),
+        + float(weight[weight > 0] ** 2 @ rung_variance[weight > 0]),
         full_influence=shared,
         full_variance=float(full_variance(evidence, shared)) if shared.size else 0.0,
         spread=spread,
@@ -92,6 +93,8 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         bridged=bridged,
         full_score=_full_score(evidence),
         weight=weight,
+        stranded=stranded,
+        unsettled=unsettled,
     )
 
 

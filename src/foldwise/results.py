@@ -473,18 +473,20 @@ def _diagnostics(
     other = evidence.partner
     from_fold = (other >= 0) & (other < len(other))
     slow, drifting = evidence.slow, evidence.drifting
-    trouble = stuck | disagree | not_finite | slow
+    trouble, nowhere = stuck | disagree | not_finite | slow, np.zeros(len(other), bool)
     improper = evidence.improper
     status = diagnostics.fold_status(
         improper=np.zeros(len(other), bool) if improper is None else improper,
         not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
         singular=degenerate & joint,
         flat=degenerate & (not joint),
+        stranded=nowhere if found.stranded is None else found.stranded,
         stuck=stuck,
         disagree=disagree,
         drifting=slow & drifting,
         slow=slow,
         partner=from_fold & trouble[np.where(from_fold, other, 0)],
+        unsettled=nowhere if found.unsettled is None else found.unsettled,
         overlap=found.overlap,
         tail=tail,
         bridged=found.bridged,

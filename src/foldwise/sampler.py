@@ -359,6 +359,7 @@ class Sampler:
         temper: Float[np.ndarray, " member"],
         metric: Metric,
         start: Float[np.ndarray, "member chain d"],
+        log_step: Float[np.ndarray, " member"],
         rung: int,
     ) -> Sampler:
         """A sampler of the same program for rungs of some folds, with chains of their own."""
@@ -369,7 +370,8 @@ class Sampler:
         twin.far = np.zeros(len(members), bool)
         twin.rung, twin.done, twin.gradients = rung, 0, 0
         twin.position = np.array(start, self.precision)
-        twin.steps = _same_steps(self.step_size, len(members), self.precision)
+        steps = log_step.astype(self.precision)
+        twin.steps = StepSize(steps, steps.copy(), np.zeros_like(steps), steps.copy())
         return twin
 
     def compile(self) -> Any:

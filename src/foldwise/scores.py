@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from foldwise import logscore
 from foldwise.accumulators import BlockSums, concatenated_ranges
@@ -481,9 +481,12 @@ def _bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
     partner = np.repeat(evidence.partner, folds.n_test)
     with_full, with_fold = partner == len(folds), (partner >= 0) & (partner < len(folds))
     other = np.tile([1.0, 0.0, 0.0], (len(partner), 1))
-    joint = logscore.estimate(evidence, "log", "auto")
+    # rungs have no part in this, whether the log score needed them or not
+    alone = replace(evidence, rungs=[], climbed=[], stranded=[])
+    overlap = logscore.estimate(alone, "log", "auto").overlap
+    far = ~(overlap >= LEAST_OVERLAP) & (evidence.partner == len(folds))
     theirs = Sample(
-        _full_side(evidence, joint.overlap)[with_full],
+        _full_side(evidence, far)[with_full],
         full.length,
         full.draws,
         full.draws // full.length,
@@ -517,7 +520,8 @@ def _bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
             corrected[where] += target[where].mean(axis=(1, 2))
     weight = np.repeat(folds.fold_weight, folds.n_test)
     found = _assembled(evidence, name, corrected, influence, True, from_folds, from_full, weight)
-    found = replace(found, overlap=joint.overlap, bridged=evidence.partner >= 0)
+    overlap = np.where(far, np.nan, overlap)
+    found = replace(found, overlap=overlap, bridged=evidence.partner >= 0)
     if name == "hyvarinen_pointwise":
         return found
     # the score is of whole test sets, so its units are folds
@@ -525,14 +529,11 @@ def _bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
 
 
 def _full_side(
-    evidence: Evidence, overlap: Float[np.ndarray, " fold"]
+    evidence: Evidence, far: Bool[np.ndarray, " fold"]
 ) -> Float[np.ndarray, "row chain block feature"]:
-    """Sums over full-data draws; unweighted for folds that overlap little or needed rungs."""
+    """Sums over full-data draws; unweighted for folds that overlap little."""
     full = evidence.full_curvature
     assert full is not None
-    far = ~(overlap >= LEAST_OVERLAP)
-    for rung in evidence.rungs:
-        far[rung.members] = True
     alone = np.repeat(far, evidence.folds.n_test)[:, None, None, None]
     unweighted = np.concatenate([np.zeros_like(full.total[..., :1]), full.total[..., 3:]], axis=-1)
     return np.where(alone, unweighted, full.total[..., :3])

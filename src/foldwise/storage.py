@@ -42,7 +42,7 @@ from foldwise.fit import Fit
 from foldwise.folds import Folds
 from foldwise.identity import check_one_identity
 from foldwise.kernel import StepSize
-from foldwise.ladder import Rung
+from foldwise.ladder import Climbed, Rung
 from foldwise.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
 from foldwise.model import Model
 from foldwise.results import CVResult, Score, finish_score
@@ -58,6 +58,7 @@ _RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (
         BlockSums,
+        Climbed,
         Emit,
         Fit,
         FoldMetric,
@@ -763,11 +764,13 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
         not_finite=was == "not finite",
         singular=was == "singular covariance",
         flat=was == "no spread",
+        stranded=was == "too far from its partner",
         stuck=was == "stuck chain",
         disagree=table["rhat"].values > limit,
         drifting=was == "not settled",
         slow=table["slowest_ess"].values < SLOWEST_ESS,
         partner=was == "partner in trouble",
+        unsettled=was == "rungs not settled",
         overlap=table["overlap"].values,
         tail=table["pareto_k"].values,
         bridged=table["estimator"].values != "mean",
