@@ -46,7 +46,6 @@ from foldwise.tuning import (
     Locals,
     first_metrics,
     fold_metrics_fit,
-    full_batch,
     full_data,
     local_coordinates,
     pilot_positions,
@@ -499,7 +498,7 @@ def _prepare(
     evidence = _no_evidence(model, folds, partner, previous, full, settings, emit, classes, draws)
     k, directions = len(folds), watched.shape[1] + 1  # the log density is watched too
     evidence.watch = Watch.empty(k, settings.chains, directions, settings.batch)
-    evidence.full_length, evidence.improper = full_batch(fit, full), found.improper
+    evidence.improper = found.improper
     seconds["prepare"] = time.perf_counter() - began
     return Run(
         model,
@@ -604,6 +603,7 @@ def _no_evidence(
     row_start = folds.test_start if emit.by_row else None
     sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
     evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
+    evidence.full_length = full.length
     names, kept = settings.scores, settings.keep
     scoring.begin(evidence, model, names, kept, classes, settings.chains, settings.batch)
     if CURVATURE.name in evidence.contributions:

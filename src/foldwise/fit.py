@@ -83,6 +83,9 @@ class Fit:
         Number of gradients that the draws took, warm-up included; 0 for draws made elsewhere.
     thin
         Of how many draws one was kept: more than 1 where the chains had to go on.
+    piece
+        Draws of the short chains that a chain is made of, 0 where it is one. The first halves of a
+        group of short chains, end to end, are one chain, their second halves the next.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -94,6 +97,7 @@ class Fit:
     name: str | None = field(default=None)
     gradients: int = 0
     thin: int = 1
+    piece: int = 0
 
     @classmethod
     def from_arviz(cls, model: Model, idata: Any) -> Fit:
@@ -137,6 +141,18 @@ class Fit:
     def flat(self) -> Float[np.ndarray, "draw d"]:
         """Draws of all chains, chain by chain."""
         return self.positions.reshape(-1, self.positions.shape[-1])
+
+    @property
+    def end_to_end(self) -> tuple[Float[np.ndarray, "chain draw d"], int]:
+        """The draws of each chain in the order they were made, short chains end to end.
+
+        And the number of draws of each of these, 1 where there are none.
+        """
+        if not self.piece:
+            return self.positions, 1
+        half, d = self.piece // 2, self.positions.shape[2]
+        halves = self.positions.reshape(len(self.positions) // 2, 2, -1, half, d)
+        return halves.transpose(0, 2, 1, 3, 4).reshape(len(halves), -1, d), self.piece
 
     @cached_property
     def rhat(self) -> Float[np.ndarray, " d"]:
@@ -592,6 +608,7 @@ def _made(model: Model, run: Draws, seed: int, began: float) -> Fit:
         model.name,
         run.gradients,
         run.thin,
+        run.piece,
     )
 
 

@@ -43,8 +43,8 @@ _APART = 1.2
 class Draws(NamedTuple):
     """A try at the full-data posterior.
 
-    ``thin``: of how many draws one was kept. ``apart``: whether chains are in different places,
-    and ``ends`` where each of them was in its last draws.
+    ``thin``: of how many draws one was kept. ``piece``: draws of each short chain. ``apart``: whether
+    chains are in different places, and ``ends`` where each of them was in its last draws.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -52,6 +52,7 @@ class Draws(NamedTuple):
     divergences: int
     gradients: int
     thin: int = 1
+    piece: int = 0
     apart: bool = False
     ends: Float[np.ndarray, "chain draw d"] = np.zeros((0, 0, 0))
 
@@ -82,7 +83,7 @@ def draw_pooled(model: Model, seed: int, bar: Progress) -> Iterator[Draws]:
         steps = np.full(len(positions), chains.step)
         apart = _disagreement(visited) > _APART
         ends = visited.transpose(1, 0, 2)
-        yield Draws(positions, steps, divergences, chains.gradients, 1, apart, ends)
+        yield Draws(positions, steps, divergences, chains.gradients, 1, DRAWS, apart, ends)
 
 
 def _long_chains(visited: Float[np.ndarray, "draw chain d"]) -> Float[np.ndarray, "long draw d"]:

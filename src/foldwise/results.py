@@ -449,6 +449,7 @@ def _info(run: Run) -> dict[str, Any]:
         "fit_seed": run.fit.seed,
         "fit_draws": evidence.full.shape[1],
         "fit_chains": evidence.full_chains,
+        "fit_batch": evidence.full_length or 0,
         "fit_problems": "; ".join(run.fit.problems()),
         "step_size": run.sampler.step_size,
         "gradients": run.sampler.gradients,

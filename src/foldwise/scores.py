@@ -362,8 +362,7 @@ def full_curvature(
 
     folds, count = evidence.folds, full.joint.shape[1]
     node = bridge_guess(full.joint, evidence.partner, own_draws)
-    draws = count // full.chains
-    length = max(int(np.sqrt(draws)), 1)
+    draws, length = count // full.chains, full.length
     blocks = -(-draws // length)
     served = np.flatnonzero(evidence.partner == len(folds))
     total = np.zeros((len(folds.test_rows), full.chains, blocks, 5))

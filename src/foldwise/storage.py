@@ -798,7 +798,7 @@ def _merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray,
             continue
         influence = np.sum([scores[k].full_influence for k in members], axis=0)
         by_chain = influence.reshape(parts[members[0]].info["fit_chains"], -1)
-        variance += float(series_variance(by_chain))
+        variance += float(series_variance(by_chain, parts[members[0]].info.get("fit_batch")))
     return (influence if len(shared) == 1 else np.zeros(0)), variance
 
 

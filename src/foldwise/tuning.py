@@ -51,26 +51,38 @@ class FullData:
 
     ``joint`` is the log density of each fold's test rows at each draw, ``held_out`` that of all
     rows outside its training set, ``rows`` the log mean density of each test row. ``positions``
-    are the draws, ``chains`` chains one after another.
+    are the draws, ``chains`` chains one after another, in batches of ``length`` draws for errors.
     """
 
     positions: Float[np.ndarray, "draw d"]
     chains: int
+    length: int
     joint: Float[np.ndarray, "fold draw"]
     held_out: Float[np.ndarray, "fold draw"]
     rows: Float[np.ndarray, " row"]
 
 
-def partner_draws(fit: Fit, folds: int) -> Float[np.ndarray, "draw d"]:
-    """The full-data draws used by the folds, thinned if there are very many of both."""
-    chains, draws, d = fit.positions.shape
-    thin = max(1, -(-chains * draws * folds // _FULL_VALUES))
-    return fit.positions[:, ::thin].reshape(-1, d)
+def partner_draws(fit: Fit, folds: int) -> tuple[Float[np.ndarray, "chain draw d"], int]:
+    """The full-data draws used by the folds, and the length of their batches.
+
+    They are thinned if there are very many of both. Batches hold sqrt(draws) draws, and several
+    autocorrelation times of the slowest parameter, as long as ``LEAST_BATCHES`` fit into a chain.
+    Where chains are short ones laid end to end, a batch is a number of whole ones.
+    """
+    positions, piece = fit.end_to_end
+    thin = max(1, -(-positions.shape[0] * positions.shape[1] * folds // _FULL_VALUES))
+    positions, piece = positions[:, ::thin], max(piece // thin, 1)
+    chains, draws, _ = positions.shape
+    time = chains * draws / max(float(np.nanmin(fit.ess)), 1.0)
+    length = max(int(np.sqrt(draws)), int(np.ceil(BATCH_TIMES * time)), piece)
+    length = min(length, max(draws // LEAST_BATCHES, 1))
+    return positions, max(length // piece, 1) * piece
 
 
 def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
     """Evaluate every fold's left-out rows at the full-data draws."""
-    positions = partner_draws(fit, len(folds))
+    by_chain, length = partner_draws(fit, len(folds))
+    chains, positions = len(by_chain), by_chain.reshape(-1, model.dimension)
     joint = np.empty((len(folds), len(positions)))
     complete = bool(np.all(folds.n_train + folds.n_test == folds.n))
     held_out = joint if complete else np.empty_like(joint)
@@ -85,7 +97,8 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
             log_sum = np.logaddexp(log_sum, logsumexp(rows, axis=0))
         done += len(rows)
     log_mean = log_sum - np.log(len(positions))
-    return FullData(positions, len(fit.positions), joint, held_out, log_mean[folds.test_rows])
+    rows = log_mean[folds.test_rows]
+    return FullData(positions, chains, length, joint, held_out, rows)
 
 
 def _outside_training(rows: Float[np.ndarray, "draw row"], folds: Folds) -> np.ndarray:
@@ -121,18 +134,6 @@ def start_positions(
         ranked = log_weight + rng.gumbel(size=len(log_weight))
         chosen[k] = np.argpartition(-ranked, chains)[:chains]
     return positions[chosen]
-
-
-def full_batch(fit: Fit, full: FullData) -> int:
-    """Length of batches of full-data draws: sqrt(draws), and several autocorrelation times.
-
-    The time is that of the slowest parameter, in the draws that are used; at least
-    ``LEAST_BATCHES`` batches fit into a chain.
-    """
-    draws = len(full.positions) // full.chains
-    time = len(full.positions) / max(float(np.nanmin(fit.ess)), 1.0)
-    wanted = max(int(np.sqrt(draws)), int(np.ceil(BATCH_TIMES * time)), 1)
-    return min(wanted, max(draws // LEAST_BATCHES, 1))
 
 
 def watched_coordinates(
