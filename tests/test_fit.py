@@ -224,6 +224,8 @@ WRONG = {
     "one parameter wrong": {"shift": np.array([0.0, 0.0, 0.0, 1.0])},
     "too wide": {"scale": 1.3},
     "too narrow": {"scale": 0.7},
+    # as far from the mean on average, so that the log density tells nothing
+    "wide in one direction, narrow in another": {"scale": np.sqrt([1.7, 0.3, 1.0, 1.0])},
 }
 
 

@@ -8,6 +8,7 @@ import foldwise as fw
 from foldwise import starts as starting
 from foldwise.evaluate import gradients
 from foldwise.fit import FitWarning, full_data_fit
+from foldwise.pooled import Chains
 
 
 def mixture(apart, weight, prior, init, rows=14):
@@ -58,6 +59,21 @@ def test_a_place_without_mass_is_left(seed):
     model = fw.Model(log_prior, lambda x: 0.0 * x * np.ones(2), -6.0, 2, name="hollow")
     fit = full_data_fit(model, seed, progress=False)
     assert fit.settled and abs(fit.flat.mean() - 6.0) < 0.1
+
+
+def test_lost_chains_are_brought_back(rng):
+    def log_prior(x):
+        return jnp.logaddexp(-0.5 * (x - 20.0) ** 2, -0.5 * (x + 20.0) ** 2 - 60.0)
+
+    model = fw.Model(log_prior, lambda x: 0.0 * x * np.ones(2), 0.0, 2)
+    chains = Chains(model, np.repeat([[-20.0], [20.0]], [70, 30], axis=0), rng)
+    chains.tune(20)
+    assert (chains.position < 0.0).sum() == 70
+    chains.bring_back()
+    assert np.all(chains.position > 10.0) and np.all(np.concatenate(chains.visited) > 10.0)
+    np.testing.assert_allclose(
+        gradients(model, chains.position).log_density, chains.log_density, rtol=1e-12
+    )
 
 
 def test_starts_cover_the_prior():
