@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 
 from foldwise import bridge
 from foldwise.accumulators import block_length
-from foldwise.diagnostics import ACCEPTANCE_LIMIT, block_means, rhat, series_variance
+from foldwise.diagnostics import block_means, rhat, series_variance
 from foldwise.sampler import run_together
 from foldwise.special import log_expit, logsumexp
 from foldwise.tuning import rung_metric
@@ -46,6 +46,8 @@ MOST_RUNGS = 400
 # Rungs keep their draws whatever the memory while their neighbours are sampled, so online they are
 # no more than this many a chain.
 MOST_ONLINE_DRAWS = 1000
+# A rung whose chains disagree is sampled anew from where they are, this many times at most.
+MOST_TRIES = 4
 # Scores from the first and second halves of all rungs' draws differ by more of their errors than
 # this only if chains were on their way still.
 MOST_DRIFT = 4.0
@@ -170,13 +172,8 @@ class Climbed:
 
     @property
     def settled(self) -> bool:
-        """Whether the rungs' chains agree, stay where they are, and move.
-
-        As for folds, R-hat may be what chain means give that scatter as if one in 20 draws counted.
-        """
-        most = max(1.1, float(np.sqrt(1.0 + 20.0 / self.draws)))
-        agree = self.rhat <= most and abs(self.drift) <= MOST_DRIFT
-        return bool(agree and self.acceptance >= ACCEPTANCE_LIMIT)
+        """Whether the rungs' chains agree and stay where they are."""
+        return bool(self.rhat <= _most_rhat(self.draws) and abs(self.drift) <= MOST_DRIFT)
 
 
 class _Way:
@@ -258,6 +255,11 @@ def _rhat(scores: Float[np.ndarray, "chain draw"]) -> float:
     return float(rhat(centred.sum(axis=1), (centred**2).sum(axis=1), scores.shape[1]))
 
 
+def _most_rhat(draws: int) -> float:
+    """As for folds: the R-hat of chain means that scatter as if only one in 20 draws counted."""
+    return max(1.1, float(np.sqrt(1.0 + 20.0 / draws)))
+
+
 def climbed(evidence: Evidence) -> list[Climbed]:
     """Scores of the folds that needed rungs."""
     if evidence.draws is None:
@@ -293,6 +295,7 @@ class _Climber:
     position: Float[np.ndarray, "chain d"]
     log_step: float
     temper: float = 0.0
+    tries: int = 0
 
     @classmethod
     def of(cls, run: Run, fold: int) -> _Climber:
@@ -304,7 +307,8 @@ class _Climber:
 
     def arrived(self) -> bool:
         """Whether the level overlaps with the full data; if not, the next temper is chosen."""
-        assert self.way is not None
+        if self.way is None:
+            return False
         level, full = self.way.level, _full(self.run.evidence, self.fold)
         if _near(level, full) and _step(level, full).overlap >= _enough(level, full):
             return True
@@ -315,16 +319,23 @@ class _Climber:
         return False
 
     def consider(self, level: Level, position: np.ndarray, log_step: float) -> bool:
-        """Go up to a level that has been sampled if it overlaps with this one, else half as far."""
+        """Go up to a level that has been sampled if it overlaps with this one, else half as far.
+
+        If its chains do not agree yet, they go on.
+        """
+        self.tries += 1
+        if not _rhat(level.scores) <= _most_rhat(level.scores.shape[1]) and self.tries < MOST_TRIES:
+            self.position, self.log_step = position, log_step
+            return False
         if self.way is None:
             self.way = _Way(self.fold, level, self.run.settings.batch, False)
         else:
             step = _step(self.way.level, level)
             if not step.overlap >= _enough(self.way.level, level):
-                self.temper = 0.5 * (self.way.level.temper + self.temper)
+                self.temper, self.tries = 0.5 * (self.way.level.temper + self.temper), 0
                 return False
             self.way.take(step, level)
-        self.position, self.log_step = position, log_step
+        self.position, self.log_step, self.tries = position, log_step, 0
         return True
 
 
@@ -333,12 +344,10 @@ def climb(far: list[tuple[Run, Int[np.ndarray, " member"]]], bar: Progress) -> N
     everyone = [_Climber.of(run, int(fold)) for run, members in far for fold in members]
     if not everyone:
         return
-    bar.start(f"rungs for {len(everyone)} folds")
-    if everyone[0].way is None:
-        _sample_rungs(everyone, 0)
-    left, number = [climber for climber in everyone if not climber.arrived()], 0
-    while left and number < MOST_RUNGS:
-        number += 1
+    left = [climber for climber in everyone if not climber.arrived()]
+    for number in range(1, MOST_RUNGS + 1):
+        if not left:
+            break
         bar.start(f"rung {number}, {len(left)} of {len(everyone)} far folds still climb")
         _sample_rungs(left, number)
         left = [climber for climber in left if not climber.arrived()]
@@ -409,7 +418,7 @@ def _sample_rungs(climbers: list[_Climber], number: int) -> None:
     by_run: dict[int, list[_Climber]] = {}
     for climber in climbers:
         by_run.setdefault(id(climber.run), []).append(climber)
-    parties = [_Party.of(group, draws, number + 1) for group in by_run.values()]
+    parties = [_Party.of(group, draws, number) for group in by_run.values()]
     owner = {id(party.sampler): party for party in parties}
     for sampler, block, record, count in run_together([p.sampler for p in parties], draws):
         if count > 0:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise import bridge
 from foldwise.accumulators import RunningSums
-from foldwise.diagnostics import block_means
+from foldwise.diagnostics import ACCEPTANCE_LIMIT, block_means
 from foldwise.evidence import Estimate, Evidence, fold_variance, full_variance
 from foldwise.ladder import climbed
 from foldwise.special import log_expit, logsumexp
@@ -73,8 +73,9 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
         full_influence[k] = way.full_influence(evidence)
         partner_variance[k] = full_variance(evidence, full_influence[k])
-        unsettled[k] = not way.settled
-    rung_variance[stranded] = np.inf  # nobody knows how far off
+        if not way.settled or k in evidence.stranded:
+            rung_variance[k] = np.inf  # nobody knows how far off
+        unsettled[k] = not way.settled or way.acceptance < ACCEPTANCE_LIMIT
     elpd = log_r + correction
     elpd = np.where(evidence.undefined, np.nan, elpd)
     weight = np.where(np.isfinite(elpd), evidence.folds.fold_weight, 0.0)

@@ -43,8 +43,8 @@ _APART = 1.2
 class Draws(NamedTuple):
     """A try at the full-data posterior.
 
-    ``thin``: of how many draws one was kept. ``piece``: draws of each short chain. ``apart``: whether
-    chains are in different places, and ``ends`` where each of them was in its last draws.
+    ``thin``: of how many draws one was kept. ``piece``: draws of each short chain. ``apart``:
+    whether chains are in different places, and ``ends`` where each was in its last draws.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
