@@ -43,6 +43,15 @@ def test_a_second_mode_is_seen(apart, prior, init, seed):
         assert not fw.fit(model, draws=200, warmup=200, seed=seed, progress=False).settled
 
 
+def test_a_mode_that_nuts_leaves_during_warm_up_is_not_forgotten():
+    """With this seed all four chains of NUTS end in one mode, and agree."""
+    model, below = mixture(1.0, 0.6, 3.0, 1.0)
+    with pytest.warns(FitWarning, match="stayed where these draws never are"):
+        fit = full_data_fit(model, 3, progress=False)
+    assert fit.rhat.max() < 1.01 and abs(np.mean(fit.flat < 0.0) - below) > 0.3
+    assert fit.missed > 10 and not fit.settled
+
+
 def test_modes_that_chains_move_between_are_no_trouble(seed):
     model, below = mixture(0.5, 0.6, 3.0, 0.5)
     fit = full_data_fit(model, seed, progress=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -86,6 +86,8 @@ class Fit:
     piece
         Draws of the short chains that a chain is made of, 0 where it is one. The first halves of a
         group of short chains, end to end, are one chain, their second halves the next.
+    missed
+        Number of short chains, of a try before, that stayed where these draws never are.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -98,6 +100,7 @@ class Fit:
     gradients: int = 0
     thin: int = 1
     piece: int = 0
+    missed: int = 0
 
     @classmethod
     def from_arviz(cls, model: Model, idata: Any) -> Fit:
@@ -198,14 +201,16 @@ class Fit:
     def settled(self) -> bool:
         """Whether folds that start from these draws may be called fine.
 
-        R-hat at most 1.01 and an ESS of at least 400 in every parameter, and at most one transition
-        in 200 divergent. A parameter that never changes has no R-hat, and is not settled.
+        R-hat at most 1.01 and an ESS of at least 400 in every parameter, at most one transition in
+        200 divergent, and no place missed that chains from other starts have found. A parameter
+        that never changes has no R-hat, and is not settled.
         """
         share = self.divergences / (self.thin * np.prod(self.positions.shape[:2]))
         return bool(
             _largest(self.rhat) <= RHAT_LIMIT
             and np.min(self.ess) >= ESS_LIMIT
             and share <= DIVERGENT_LIMIT
+            and not self.missed
         )
 
     def problems(self) -> list[str]:
@@ -219,6 +224,11 @@ class Fit:
             )
         if np.nanmin(self.ess) < ESS_LIMIT:
             found.append(f"ESS is down to {np.nanmin(self.ess):.0f} (should be over {ESS_LIMIT})")
+        if self.missed:
+            found.append(
+                f"{self.missed} chains from other starts stayed where these draws never are: "
+                "chains from different starts disagree: several modes?"
+            )
         if self.divergences:
             found.append(f"{self.divergences} divergent transitions")
         return found
@@ -487,7 +497,7 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
     Small models are tried with many short chains first, which compile in no time. Where these do
     not converge NUTS is next, from where the short chains that are farthest apart have come to.
     """
-    began, spent, starts = time.perf_counter(), 0, None
+    began, spent, starts, ends = time.perf_counter(), 0, None, np.zeros((0, 1, model.dimension))
     with Progress(progress) as bar:
         for run in draw_pooled(model, seed, bar) if suits(model) else ():
             result, stuck = _made(model, run, seed, began), np.ptp(run[0], axis=(0, 1)).min() == 0
@@ -495,15 +505,28 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
             if not stuck and not run.apart and not result.problems():
                 return result
             _refuse_improper(model, result)
+            ends = run.ends
         if starts is None:
             starts, more = starting_points(model, 4, seed)
             spent += more
         run = draw_nuts(model, starts, 1000, 1000, seed, bar)
         result = _made(model, run._replace(gradients=run.gradients + spent), seed, began)
+        result = replace(result, missed=_missed(ends, result.flat))
     if not suits(model):
         _refuse_improper(model, result)
     result.warn(stacklevel=4)  # the caller of cross_validate
     return result
+
+
+def _missed(ends: Float[np.ndarray, "chain draw d"], flat: Float[np.ndarray, "draw d"]) -> int:
+    """How many chains have their mean outside the range of the draws, in some parameter.
+
+    NUTS may leave a mode during warm-up and never come back: its chains then agree, but not with
+    those that are still there.
+    """
+    means = ends.mean(axis=1)
+    outside = (means < flat.min(axis=0)) | (means > flat.max(axis=0))
+    return int(outside.any(axis=1).sum())
 
 
 def draw_nuts(
