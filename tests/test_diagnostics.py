@@ -137,6 +137,7 @@ def test_status_is_the_worst_that_holds():
         "disagree": False,
         "drifting": False,
         "slow": False,
+        "divergent": False,
         "partner": False,
         "unsettled": False,
         "overlap": 100.0,
@@ -158,7 +159,8 @@ def test_status_is_the_worst_that_holds():
         ("rungs not settled", {"unsettled": True, "overlap": 2.0}),
         ("partner in trouble", {"partner": True, "unsettled": True}),
         ("fine", {"partner": True, "bridged": False}),
-        ("too slow", {"slow": True, "overlap": 2.0, "partner": True}),
+        ("divergent", {"divergent": True, "partner": True}),
+        ("too slow", {"divergent": True, "slow": True, "overlap": 2.0, "partner": True}),
         ("not settled", {"slow": True, "drifting": True}),
         ("chains disagree", {"disagree": True, "drifting": True, "slow": True}),
         ("stuck chain", {"stuck": True, "disagree": True}),
@@ -172,4 +174,4 @@ def test_status_is_the_worst_that_holds():
     status = diagnostics.fold_status(**arguments)
     assert status.tolist() == [name for name, _ in cases]
     lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 16 and lines[0].startswith("improper: 1 of 20 folds (19)")
+    assert len(lines) == 17 and lines[0].startswith("improper: 1 of 21 folds (20)")

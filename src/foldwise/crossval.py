@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from foldwise import scores as scoring
 from foldwise.accumulators import GRID, RunningSums, Watch
 from foldwise.checks import check_count, check_name, resolve_seed
+from foldwise.diagnostics import DIVERGENT_LIMIT
 from foldwise.evaluate import gradients_program, rows_program
 from foldwise.evidence import Evidence
 from foldwise.family import ModelFamily
@@ -157,12 +158,25 @@ class Run:
         self.divergences[members] += record.divergences
         self.moves[members] += record.moves
 
-    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
-        """Forget all draws of the folds ``members``, which are then made anew."""
+    @property
+    def divergent(self) -> Bool[np.ndarray, " fold"]:
+        """Folds with more divergent transitions than may be."""
+        most = DIVERGENT_LIMIT * self.settings.chains * self.evidence.n_draws
+        return self.divergences > most
+
+    def try_again(self) -> Int[np.ndarray, " fold"]:
+        """Folds whose chains are too slow or diverge; all their draws are forgotten.
+
+        The draws become warm-up: the chains go on from where they are, with a metric from there,
+        and with finer steps where they diverge.
+        """
+        members = np.flatnonzero(self.evidence.slow | self.divergent)
+        self.sampler.finer += self.divergent
         self.evidence.forget(members)
         for counts in (self.acceptance, self.divergences, self.moves):
             counts[members] = 0
         self.tries[members] += 1
+        return members
 
 
 def sample(runs: Sequence[Run], draws: int, bar: Progress) -> None:
@@ -180,18 +194,15 @@ def sample(runs: Sequence[Run], draws: int, bar: Progress) -> None:
 
 
 def _settle(runs: Sequence[Run], draws: int, bar: Progress) -> None:
-    """Let chains that have not arrived, or whose metric does not fit, warm up again.
+    """Let chains warm up again that have not arrived, or whose metric or steps do not fit.
 
-    The draws of folds whose chains are too slow become warm-up: the chains go on from where they
-    are, with a metric from there, and draw anew, at most ``MOST_TRIES`` times.
+    At most ``MOST_TRIES`` times; what is then still wrong becomes the fold's status.
     """
     for _ in range(MOST_TRIES):
-        again = [np.flatnonzero(run.evidence.slow) for run in runs]
+        again = [run.try_again() for run in runs]
         folds = sum(len(members) for members in again)
         if not folds:
             return
-        for run, members in zip(runs, again, strict=True):
-            run.forget(members)
         _advance(runs, draws, bar, f"longer warm-up of {folds} folds", again)
 
 

@@ -21,6 +21,8 @@ ESS_LIMIT = 50.0
 # With fewer effective draws in some direction, no more than five in each of four chains, nobody
 # knows whether the chains have arrived, and batches are not long enough.
 SLOWEST_ESS = 20.0
+# Share of divergent transitions that leaves no more than a corner of the posterior unseen.
+DIVERGENT_LIMIT = 0.005
 # About the 95 % quantile of Student's t for four chains.
 DRIFT = 3.2
 # Batch means of b draws miss a share of about t / (2 b) of the variance of chains whose
@@ -50,8 +52,10 @@ ADVICE = {
     "too slow": "in some direction the chains moved so slowly that the run holds fewer than 20 "
     "effective draws of it: reparameterise the model, or run many more draws (column slowest_ess "
     "says how many there are)",
+    "divergent": "more than 1 in 200 transitions diverged, however fine the steps: part of the "
+    "posterior is too narrow, and the chains stay away from it: reparameterise the model",
     "partner in trouble": "the next fold, whose draws the bridge uses, has chains that are not "
-    "finite, stuck, disagree or are too slow: mend that one first",
+    "finite, stuck, divergent, disagree or are too slow: mend that one first",
     "rungs not settled": "chains at the rungs between the fold's posterior and its partner's "
     "disagree, drift or hardly move: run a longer warm-up and more draws",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
@@ -328,6 +332,7 @@ def fold_status(
     disagree: np.ndarray,
     drifting: np.ndarray,
     slow: np.ndarray,
+    divergent: np.ndarray,
     partner: np.ndarray,
     unsettled: np.ndarray,
     overlap: Float[np.ndarray, " fold"],
@@ -352,6 +357,7 @@ def fold_status(
         "chains disagree": disagree,
         "not settled": drifting,
         "too slow": slow,
+        "divergent": divergent,
         "partner in trouble": bridged & partner,
         "rungs not settled": unsettled,
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from foldwise.checks import check_count, resolve_seed
-from foldwise.diagnostics import by_parameter
+from foldwise.diagnostics import DIVERGENT_LIMIT, by_parameter
 from foldwise.evaluate import gradients, rows_at
 from foldwise.improper import improper_direction
 from foldwise.metric import DENSE_DIMENSION, shrunk_covariance
@@ -30,8 +30,6 @@ from foldwise.starts import far_apart, lost_chains, starting_points
 RHAT_LIMIT = 1.01
 # Too few effective draws leave the covariance, and the full-data side of the bridge, to chance.
 ESS_LIMIT = 400
-# Share of divergent transitions that leaves no more than a corner of the posterior unseen.
-DIVERGENT_LIMIT = 0.005
 # Share of checks that refuse draws of the right posterior by chance.
 CHANCE = 1e-4
 # Chains that check draws made elsewhere, what each draws for it, and how many of the draws of a
@@ -205,11 +203,10 @@ class Fit:
         200 divergent, and no place missed that chains from other starts have found. A parameter
         that never changes has no R-hat, and is not settled.
         """
-        share = self.divergences / (self.thin * np.prod(self.positions.shape[:2]))
         return bool(
             _largest(self.rhat) <= RHAT_LIMIT
             and np.min(self.ess) >= ESS_LIMIT
-            and share <= DIVERGENT_LIMIT
+            and _divergent_share(self) <= DIVERGENT_LIMIT
             and not self.missed
         )
 
@@ -539,9 +536,9 @@ def draw_nuts(
 ) -> Draws:
     """Draws by NUTS, which goes on by itself until they are settled, or ``LONGEST`` times as long.
 
-    Each round doubles the length. Where all draws are not settled but those of the second half
-    are, the first half was warm-up. What is kept is thinned to the ``draws`` asked for, or to what
-    can be ``ESS_LIMIT`` effective draws.
+    Each round doubles the length, with finer steps where transitions diverge. Where all draws are
+    not settled but those of the second half are, the first half was warm-up. What is kept is
+    thinned to the ``draws`` asked for, or to what can be ``ESS_LIMIT`` effective draws.
     """
     run, size = Nuts(model, seed, starts, bar), max(draws, -(-2 * ESS_LIMIT // len(starts)))
     run.warm_up(warmup)
@@ -550,13 +547,15 @@ def draw_nuts(
         halves = [0, run.drawn // 2] if run.drawn > draws else [0]
         best = min((_kept(run, first, size) for first in halves), key=_disorder)
         rhat, ess = _mixing(best.positions)
-        enough = rhat <= RHAT_LIMIT and ess >= ESS_LIMIT
         # what the first round, with a new metric, has not brought together stays apart
         hopeless = run.collapsed or (run.drawn > draws and rhat > HOPELESS_RHAT)
-        if enough or hopeless or run.drawn >= LONGEST * draws:
+        if not _disorder(best)[0] or hopeless or run.drawn >= LONGEST * draws:
             return best
-        if rhat > RHAT_LIMIT or ess < ESS_LIMIT / 2:  # else as many draws again will do
-            run.retune(*_learned(model, run))
+        caution = run.caution + (_divergent_share(best) > DIVERGENT_LIMIT)
+        if rhat > RHAT_LIMIT or ess < ESS_LIMIT / 2:
+            run.retune(*_learned(model, run), caution)
+        elif caution > run.caution:  # else as many draws again will do
+            run.retune(None, run.positions[:, -1], caution)
         run.draw(run.drawn)
 
 
@@ -576,8 +575,14 @@ def _mixing(positions: Float[np.ndarray, "chain draw d"]) -> tuple[float, float]
 def _disorder(run: Draws) -> tuple[bool, float]:
     """Settled draws first, the more of them the better; then by R-hat."""
     rhat, ess = _mixing(run.positions)
-    settled = rhat <= RHAT_LIMIT and ess >= ESS_LIMIT
+    settled = rhat <= RHAT_LIMIT and ess >= ESS_LIMIT and _divergent_share(run) <= DIVERGENT_LIMIT
     return (False, -float(run.thin)) if settled else (True, rhat)
+
+
+def _divergent_share(run: Draws | Fit) -> float:
+    """Share of transitions that diverged."""
+    chains, draws = run.positions.shape[:2]
+    return run.divergences / (run.thin * chains * draws)
 
 
 def _learned(

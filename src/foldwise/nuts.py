@@ -26,6 +26,9 @@ DENSE_WINDOWS = 20
 _DEEPEST = 1023
 # Iterations in which the step size alone is tuned, once coordinates have been changed.
 _RETUNE = 150
+# By how much the acceptance to which step sizes adapt is over 0.8: at first, and where transitions
+# diverge.
+_CAUTION = (0.0, 0.15, 0.19)
 
 
 class _Chain(NamedTuple):
@@ -40,7 +43,8 @@ class _Chain(NamedTuple):
 class _Schedule(NamedTuple):
     """What the iterations of one segment do.
 
-    ``root`` is empty, or a matrix: chains then move in coordinates z, the position is root z.
+    ``caution`` is what acceptance must have beyond 0.8. ``root`` is empty, or a matrix: chains then
+    move in coordinates z, the position is root z.
     """
 
     slow: Bool[Any, " draw"]
@@ -48,6 +52,7 @@ class _Schedule(NamedTuple):
     adapting: Bool[Any, " draw"]
     first: Int[Any, ""]
     draws: Int[Any, ""]
+    caution: Float[Any, ""]
     root: tuple[Float[Any, "d d"], ...]
 
 
@@ -69,6 +74,7 @@ class Nuts:
         copies = np.resize(np.arange(self.chains), -(-self.chains // lanes()) * lanes())
         self._states = _first_states(model, starts[copies], seed)
         self._root: tuple[np.ndarray, ...] = ()
+        self.caution = 0
         self._done = self.gradients = 0
         self.positions = np.zeros((self.chains, 0, model.dimension))
         self.divergent = np.zeros((self.chains, 0), bool)
@@ -98,21 +104,29 @@ class Nuts:
         self.divergent = np.concatenate([self.divergent, divergent], axis=1)
 
     def retune(
-        self, covariance: Float[np.ndarray, "d d"] | None, starts: Float[np.ndarray, "chain d"]
+        self,
+        covariance: Float[np.ndarray, "d d"] | None,
+        starts: Float[np.ndarray, "chain d"],
+        caution: int,
     ) -> None:
         """Go on from ``starts`` in coordinates in which ``covariance`` is the identity.
 
         A matrix of all correlations, where Stan's windows learn variances only; BlackJAX would
-        factorise it in every iteration. None: the metric remains.
+        factorise it in every iteration. None: the metric remains. ``caution`` counts how many times
+        the steps are to be finer than at first.
         """
         copies = np.resize(np.arange(self.chains), len(self._states.key))
-        if covariance is None:
-            here = _first_states(self.model, starts[copies], 0, self._root).nuts
-            self._states = self._states._replace(nuts=here)
-            return
-        self._root = (np.linalg.cholesky(covariance),)
+        if covariance is not None:
+            self._root = (np.linalg.cholesky(covariance),)
         fresh = _first_states(self.model, starts[copies], 0, self._root)
-        self._states = fresh._replace(key=self._states.key)
+        if covariance is not None:
+            self._states = fresh._replace(key=self._states.key)
+        else:
+            self._states = self._states._replace(nuts=fresh.nuts)
+            if caution == self.caution:
+                return
+            self._states = self._states._replace(step_size=fresh.step_size)
+        self.caution = min(caution, len(_CAUTION) - 1)
         self._compile()
         self.bar.start(f"tuning the full-data fit{self.model.label} anew", _RETUNE)
         for first in range(0, _RETUNE, _SEGMENT):
@@ -136,7 +150,7 @@ class Nuts:
 
     def _compile(self) -> None:
         self.bar.start(f"compiling the full-data fit{self.model.label}")
-        self._program(_schedule(np.zeros((0, 2), int), 0, False, self._root)).ready()
+        self._program(self._schedule(np.zeros((0, 2), int), False)).ready()
 
     def _program(self, schedule: _Schedule) -> Any:
         model = self.model
@@ -146,24 +160,21 @@ class Nuts:
 
         return compiled(model, segment, self._states, schedule)
 
+    def _schedule(self, table: np.ndarray, adapting: bool) -> _Schedule:
+        part = np.zeros((_SEGMENT, 2), int)
+        part[: len(table)] = table
+        numbers = np.int32(self._done), np.int32(len(table)), np.float64(_CAUTION[self.caution])
+        slow, window_end = part[:, 0] == 1, part[:, 1] == 1
+        return _Schedule(slow, window_end, np.full(_SEGMENT, adapting), *numbers, self._root)
+
     def _run(self, table: np.ndarray, adapting: bool) -> tuple[np.ndarray, np.ndarray]:
         """One segment: positions and which transitions diverged."""
-        schedule = _schedule(table, self._done, adapting, self._root)
+        schedule = self._schedule(table, adapting)
         self._states, positions, divergent, steps = self._program(schedule)(self._states, schedule)
         self._done += len(table)
         self.gradients += int(steps[: self.chains].sum())
         self.bar.advance(len(table))
         return positions[: self.chains, : len(table)], divergent[: self.chains, : len(table)]
-
-
-def _schedule(
-    table: np.ndarray, first: int, adapting: bool, root: tuple[np.ndarray, ...]
-) -> _Schedule:
-    part = np.zeros((_SEGMENT, 2), int)
-    part[: len(table)] = table
-    numbers = np.int32(first), np.int32(len(table))
-    slow, window_end = part[:, 0] == 1, part[:, 1] == 1
-    return _Schedule(slow, window_end, np.full(_SEGMENT, adapting), *numbers, root)
 
 
 def _adaptation(model: Model) -> tuple[Any, Any]:
@@ -252,7 +263,9 @@ def _adapt_chain(
         return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
     new_step = where(
-        schedule.adapting[i], step[1](chain.step_size, info.acceptance_rate), chain.step_size
+        schedule.adapting[i],
+        step[1](chain.step_size, info.acceptance_rate - schedule.caution),
+        chain.step_size,
     )
     new_mass = where(schedule.slow[i], mass[1](chain.mass, state.position), chain.mass)
     end = schedule.window_end[i]

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from foldwise.evaluate import Ends, Motion, gradients, trajectories
-from foldwise.kernel import DIVERGENCE_THRESHOLD, LARGEST_STEP, TARGET_ACCEPTANCE
+from foldwise.kernel import LARGEST_STEP, TARGET_ACCEPTANCE
 from foldwise.metric import FOLD_METRIC_DIMENSION, shrunk_covariance
 from foldwise.model import Model
 from foldwise.progress import Progress
@@ -33,6 +33,8 @@ WINDOWS, MORE_WINDOWS, LAST_WINDOW = (10, 10, 20, 30, 50), ((80,), (160,)), 30
 # In the first windows the metric does not fit yet, and steps may be of any length.
 _ROUGH_WINDOWS = 2
 _MOST_STEPS, _LEAST_STEP = 50, 1e-8
+# An energy error beyond this is a divergence, as in Stan and BlackJAX, which do the next tries.
+_DIVERGENCE = 1000.0
 # Far beyond this 100 chains cost more than compiling NUTS.
 MOST_ROWS = 5000
 # R-hat over the chains themselves, DRAWS draws each, from which on they are in different places:
@@ -197,7 +199,7 @@ class Chains:
         self.gradient = np.where(accepted[:, None], ends.gradient, self.gradient)
         self.log_density = np.where(accepted, ends.log_density, self.log_density)
         self.done += 1
-        divergences = int((error < -DIVERGENCE_THRESHOLD).sum())
+        divergences = int((error < -_DIVERGENCE).sum())
         return float(np.exp(np.minimum(error, 0.0)).mean()), divergences
 
     def _propose(self, step: float, n_steps: int) -> tuple[Ends, Float[np.ndarray, " chain"]]:

@@ -474,10 +474,12 @@ def _diagnostics(
     other = evidence.partner
     from_fold = (other >= 0) & (other < len(other))
     slow, drifting = evidence.slow, evidence.drifting
-    trouble, nowhere = stuck | disagree | not_finite | slow, np.zeros(len(other), bool)
-    improper = evidence.improper
+    trouble, nowhere = (
+        stuck | disagree | not_finite | slow | run.divergent,
+        np.zeros(len(other), bool),
+    )
     status = diagnostics.fold_status(
-        improper=np.zeros(len(other), bool) if improper is None else improper,
+        improper=nowhere if evidence.improper is None else evidence.improper,
         not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
         singular=degenerate & joint,
         flat=degenerate & (not joint),
@@ -486,6 +488,7 @@ def _diagnostics(
         disagree=disagree,
         drifting=slow & drifting,
         slow=slow,
+        divergent=run.divergent,
         partner=from_fold & trouble[np.where(from_fold, other, 0)],
         unsettled=nowhere if found.unsettled is None else found.unsettled,
         overlap=found.overlap,

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from foldwise.folds import Folds
-from foldwise.kernel import ChainState, Density, StepSize, hmc_step
+from foldwise.kernel import TARGET_ACCEPTANCE, ChainState, Density, StepSize, hmc_step
 from foldwise.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
 from foldwise.model import Model
 from foldwise.runtime import compiled, lanes
@@ -42,6 +42,9 @@ PILOTS = 8
 TRAJECTORY = 5.0 / 9.0 * np.pi
 JITTER = 0.5
 GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
+# Acceptance to which the step size of a fold adapts, at first and after each time that its
+# trajectories diverged; on funnels this halves the step, roughly, each time.
+FINER_ACCEPTANCE = np.array([TARGET_ACCEPTANCE, 0.95, 0.98, 0.99])
 # Leapfrog steps of one iteration, as many as NUTS's deepest tree has: a step size a thousand times
 # too small is a model in trouble, and a program that runs can not be interrupted.
 MOST_STEPS = 1023
@@ -74,7 +77,8 @@ class FoldData(NamedTuple):
     rung between it and the full data's, where these rows are the fold's test rows.
     ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
-    ``n_steps`` are the leapfrog steps of each iteration, ``lived`` the iterations of earlier tries
+    ``n_steps`` are the leapfrog steps of each iteration, ``target`` the acceptance to which step
+    sizes adapt, ``lived`` the iterations of earlier tries
     that were thrown away, and ``watched`` the coordinates that are recorded to see how slowly the
     chains move. ``selection`` says which model of a
     family the fold is of; it is empty for a model that is not of a family.
@@ -87,6 +91,7 @@ class FoldData(NamedTuple):
     valid: Bool[Any, "fold target slot"]
     metric: FoldMetric | LocalCoordinates
     n_steps: Int[Any, "fold draw"]
+    target: Float[Any, " fold"]
     lived: Int[Any, " fold"]
     watched: Int[Any, "fold direction"]
     selection: Any
@@ -218,6 +223,7 @@ def advance(
             data.n_steps[:, slot],
             jnp.where(iteration < shared.half, iteration, iteration - shared.half),
             iteration < shared.warmup,
+            data.target,
             refresh,
             density,
             metric,
@@ -308,7 +314,8 @@ class Sampler:
 
     ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
     leapfrog steps. ``done`` counts the iterations of every chain, warm-up included, ``lived`` those
-    of earlier tries of a fold that were thrown away, and ``gradients`` the gradients of all chains
+    of earlier tries of a fold that were thrown away, ``finer`` how many times its steps have been
+    made finer since trajectories diverged, and ``gradients`` the gradients of all chains
     but the pilots'. ``pilot_end`` is where the pilots were in the end.
     """
 
@@ -336,7 +343,7 @@ class Sampler:
         self.position = np.array(start, precision)
         self.step_size = 1.0
         self.steps = StepSize(*np.zeros((4, len(folds)), precision))
-        self.lived = np.zeros(len(folds), np.int64)
+        self.lived, self.finer = np.zeros((2, len(folds)), np.int64)
         self.done = self.gradients = 0
         self.pilot_end = np.zeros((0, start.shape[-1]))
         self.temper, self.rung = np.zeros(len(folds)), 0
@@ -349,6 +356,7 @@ class Sampler:
         twin.position = self.position.copy()
         twin.steps = StepSize(*(part.copy() for part in self.steps))
         twin.lived, twin.far = self.lived.copy(), self.far.copy()
+        twin.finer = self.finer.copy()
         twin.metric = jax.tree.map(np.copy, self.metric)
         share_blocks([twin])
         return twin
@@ -367,6 +375,7 @@ class Sampler:
         twin.folds, twin.previous = self.folds[members], np.full(len(members), -1)
         twin.metric, twin.refine, twin.temper = metric, None, temper
         twin.lived, twin.watched = np.zeros(len(members), np.int64), self.watched[members]
+        twin.finer = self.finer[members]
         twin.far = np.zeros(len(members), bool)
         twin.rung, twin.done, twin.gradients = rung, 0, 0
         twin.position = np.array(start, self.precision)
@@ -426,6 +435,12 @@ class Sampler:
         n_steps[:, :draws] = leapfrog_counts(self.step_size, first, draws)
         return n_steps
 
+    def _own_steps(self, members: Members, first: int, draws: int) -> Int[np.ndarray, "fold draw"]:
+        """Leapfrog steps of the folds ``members``: twice as many each time they were made finer."""
+        n_steps = self._n_steps(len(members), first, draws)
+        n_steps[:, :draws] <<= self.finer[members, None]
+        return np.minimum(n_steps, MOST_STEPS).astype(np.int32)
+
     def _keys(self, numbers: Int[np.ndarray, " fold"]) -> UInt32[np.ndarray, "fold chain 2"]:
         """A key for each chain, from the seed, the fold's number in its scheme and its rung."""
         size = 2 * self.position.shape[1]
@@ -453,6 +468,7 @@ class Sampler:
             np.stack([t[1] for t in targets], axis=1),
             _metric_of(self.metric, members, self.precision),
             self._n_steps(len(members), 0, 0),
+            FINER_ACCEPTANCE[self.finer[members]].astype(self.precision),
             self.lived[members].astype(np.int32),
             self.watched[members].astype(np.int32),
             jax.tree.map(lambda a: np.stack([a] * len(members)), self.model.selection),
@@ -469,6 +485,7 @@ class Sampler:
             valid=np.zeros_like(data.valid),
             metric=_metric_of(self.pilot_metric, members, self.precision),
             n_steps=self._n_steps(PILOTS, 0, SEGMENT),
+            target=np.full_like(data.target, TARGET_ACCEPTANCE),
             lived=np.zeros_like(data.lived),
         )
         steps = _same_steps(self.step_size, PILOTS, self.precision)
@@ -579,7 +596,7 @@ def _run_block(
             data = data._replace(metric=_resized(_joined(metrics), size))
         end = next(stop for stop in (half, head.warmup, last) if first < stop)
         count = min(SEGMENT, end - first)
-        n_steps = [sampler._n_steps(len(members), first, count) for sampler, members in pieces]
+        n_steps = [sampler._own_steps(members, first, count) for sampler, members in pieces]
         for (sampler, _), steps in zip(pieces, n_steps, strict=True):
             sampler.gradients += int(steps[:, :count].sum()) * sampler.position.shape[1]
         data = data._replace(n_steps=_resized(_joined(n_steps), size))

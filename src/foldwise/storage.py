@@ -516,7 +516,7 @@ def _run_parts(run: Run) -> dict[str, Any]:
     if run.evidence.draws is not None:
         evidence["draws"] = run.evidence.draws[..., 1:]
     tuned = ("steps", "step_size", "metric", "emit", "watched")
-    names = ("position", "done", "lived", "gradients", *tuned)
+    names = ("position", "done", "lived", "finer", "gradients", *tuned)
     sampler = {name: getattr(run.sampler, name) for name in names}
     return {**parts, "evidence": evidence, "sampler": sampler}
 
@@ -573,7 +573,7 @@ def restore_run(result: CVResult, model: Model) -> Run:
     )
     sampler.steps, sampler.step_size = saved["steps"], saved["step_size"]
     sampler.done, sampler.gradients = saved["done"], saved["gradients"]
-    sampler.lived = saved["lived"]
+    sampler.lived, sampler.finer = saved["lived"], saved["finer"]
     return Run(model=model, sampler=sampler, evidence=recorded, **parts)
 
 
@@ -769,6 +769,7 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
         disagree=table["rhat"].values > limit,
         drifting=was == "not settled",
         slow=table["slowest_ess"].values < SLOWEST_ESS,
+        divergent=was == "divergent",
         partner=was == "partner in trouble",
         unsettled=was == "rungs not settled",
         overlap=table["overlap"].values,
