@@ -169,46 +169,48 @@ def test_a_target_is_not_reached_by_chains_that_are_too_slow(prepared, never_set
 # ---------------------------------------------------------------- hard problems, small
 
 
-def trusted(problem, seeds, **settings):
-    """Errors over Monte Carlo errors of the folds called fine, and how many of all these were."""
+def trusted(problem, seeds, statuses=("fine",), **settings):
+    """Errors over Monte Carlo errors of the folds with these statuses, and the number of folds."""
     model, exact, z, folds = problem.model(), problem.exact(), [], 0
     for seed in range(seeds):
         result = fw.cross_validate(model, problem.folds, seed=seed, progress=False, **settings)
-        fine = result.folds["status"].values == "fine"
+        fine = np.isin(result.folds["status"].values, statuses)
         error = (result.folds["elpd"].values - exact) / result.folds["mcse"].values
         z.append(error[fine])
         folds += len(fine)
     return np.concatenate(z), folds
 
 
-def assert_trusted(z, folds):
+def assert_trusted(z):
     """Folds called fine are: at most 1 % beyond 4 errors, rms z of 1.25 but for scatter."""
     assert np.sum(np.abs(z) > 4) <= binom.ppf(0.999, len(z), 0.01)
-    assert np.mean(z**2) <= 1.25**2 * chi2.ppf(0.999, max(len(z), 1)) / max(len(z), 1)
+    assert np.sum(z**2) <= 1.25**2 * chi2.ppf(0.999, len(z))
 
 
 @pytest.mark.parametrize("settings", [{}, {"warmup": 20, "draws": 50, "batch": 5}])
 def test_a_centred_random_walk(settings):
     """Leave-future-out, whose future no training row informs: slow scales, tied coordinates."""
-    z, folds = trusted(hard.LocalLevel(n=40, first=20), 3, **settings)
-    assert_trusted(z, folds)
+    z, _ = trusted(hard.LocalLevel(n=40, first=20), 3, **settings)
+    assert_trusted(z)
 
 
 def test_long_chains_of_a_centred_random_walk_are_fine():
     z, folds = trusted(hard.LocalLevel(n=40, first=20), 1, warmup=300, draws=1000)
-    assert len(z) >= 0.8 * folds
-    assert_trusted(z, folds)
+    assert len(z) >= 0.5 * folds
+    assert_trusted(z)
 
 
 def test_centred_eight_schools():
-    z, folds = trusted(hard.EightSchools(centred=True), 4)
-    assert_trusted(z, folds)
+    """The fit of the funnel may not settle; what the folds say of themselves is tried all the same."""
+    z, folds = trusted(hard.EightSchools(centred=True), 4, ("fine", "fit not settled"))
+    assert len(z) >= 0.5 * folds
+    assert_trusted(z)
 
 
 def test_an_autoregression_near_a_unit_root():
-    z, folds = trusted(hard.NearUnitRoot(), 3)
-    assert len(z) > 0
-    assert_trusted(z, folds)
+    z, folds = trusted(hard.NearUnitRoot(), 2)
+    assert len(z) >= 0.2 * folds
+    assert_trusted(z)
 
 
 def test_the_future_of_a_random_walk_is_tied_and_gets_a_metric_of_its_own():
@@ -225,7 +227,7 @@ def test_the_future_of_a_random_walk_is_tied_and_gets_a_metric_of_its_own():
     metric, _, _, far = first_metrics(model, folds, fit, found, start, 2)
     assert isinstance(metric, FoldMetric) and far.all()
     sd = np.sqrt(metric.covariance[0].diagonal())[2:]
-    # by curvature where the chains are; the prior's own, of each level by itself, is exp(-0.7) / 1.4
+    # by curvature where the chains are; of each level by itself, the prior's is exp(-0.7) / 1.4
     assert sd[99] > 3 * np.exp(-0.7) / np.sqrt(2)
 
 
