@@ -304,7 +304,8 @@ class Watch:
 
     A direction is a coordinate of the position, or the log density. ``total`` sums the distance
     from ``centre``, the fold's first draw, over each of at most ``WATCH_BLOCKS`` blocks; ``square``
-    sums its square over all draws.
+    sums its square over all draws. ``earlier`` is what was seen of folds that are tried again, in
+    the try before, NaN of others; None while no fold is.
     """
 
     batch: int
@@ -312,6 +313,7 @@ class Watch:
     centre: Float[np.ndarray, "fold direction"]
     total: Float[np.ndarray, "fold chain block direction"]
     square: Float[np.ndarray, "fold direction"]
+    earlier: Float[np.ndarray, "fold chain block direction"] | None = None
 
     @classmethod
     def empty(cls, folds: int, chains: int, directions: int, batch: int) -> Watch:
@@ -321,7 +323,11 @@ class Watch:
         return cls(batch, np.zeros(folds, np.int64), nothing, total, nothing.copy())
 
     def forget(self, members: Int[np.ndarray, " fold"]) -> None:
-        """Forget all draws of the folds ``members``."""
+        """Forget all draws of the folds ``members`` but their block means."""
+        means = self.means + self.centre[:, None, None]
+        if self.earlier is None:
+            self.earlier = np.full_like(means, np.nan)
+        self.earlier[members] = means[members]
         self.draws[members] = 0
         self.total[members] = self.square[members] = 0.0
 

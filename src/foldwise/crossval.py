@@ -58,8 +58,8 @@ MEMORIES = ("draws", "online")
 PRECISIONS = ("float64", "float32")
 # Batch means need this many batches for an error worth the name.
 LEAST_BATCHES = 20
-# Times that the chains of a fold that are too slow for their length warm up again.
-MOST_TRIES = 3
+# Times that the chains of a fold warm up again that are too slow for their length, or diverge.
+MOST_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,7 @@ class Run:
         """
         members = np.flatnonzero(self.evidence.slow | self.divergent)
         self.sampler.finer += self.divergent
+        self.sampler.far |= self.evidence.slow
         self.evidence.forget(members)
         for counts in (self.acceptance, self.divergences, self.moves):
             counts[members] = 0
@@ -202,7 +203,7 @@ def _settle(runs: Sequence[Run], draws: int, bar: Progress) -> None:
         again = [run.try_again() for run in runs]
         folds = sum(len(members) for members in again)
         if not folds:
-            return
+            break
         _advance(runs, draws, bar, f"longer warm-up of {folds} folds", again)
 
 

@@ -134,7 +134,25 @@ def slowest_time(sums: RunningSums, watch: Watch) -> Float[np.ndarray, " fold"]:
         variance = np.nan_to_num(square / draws - (total / draws) ** 2)
         score = autocorrelation_time(blocks, variance, sums.length)
     watched = autocorrelation_time(watch.means, watch.variance, watch.length).max(axis=1)
-    return np.fmax(np.nan_to_num(score), watched)
+    return np.fmax(np.fmax(np.nan_to_num(score), watched), _time_over_tries(watch))
+
+
+def _time_over_tries(watch: Watch) -> Float[np.ndarray, " fold"]:
+    """Longest autocorrelation time of folds tried again, over this try and the one before.
+
+    Chains that are tried until they look well would be trusted just when they happen to stay away
+    from where they were slow. So they must agree with where they were before. Zero for other folds.
+    """
+    found = np.zeros(len(watch.centre))
+    if watch.earlier is None:
+        return found
+    again = np.isfinite(watch.earlier).all(axis=(1, 2, 3))
+    before, now = watch.earlier[again], (watch.means + watch.centre[:, None, None])[again]
+    if again.any() and before.shape == now.shape:
+        both = np.concatenate([before, now], axis=2)
+        time = autocorrelation_time(both, watch.variance[again], watch.length)
+        found[again] = time.max(axis=1)
+    return found
 
 
 def drifting(watch: Watch) -> Bool[np.ndarray, " fold"]:

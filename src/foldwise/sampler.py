@@ -28,8 +28,9 @@ from foldwise.runtime import compiled, lanes
 # answer to Ctrl-C, long enough that calls cost nothing.
 SEGMENT = 50
 # A gradient is fastest while the row values of a chunk's chains stay in the cache of a core:
-# bench/engine.py prints its time in the chosen chunk and with all chains together.
-CHUNK_BYTES = 2**20
+# bench/engine.py prints its time in the chosen chunk and with all chains together. Small blocks
+# also make it cheap to try a few folds again.
+CHUNK_BYTES = 2**18
 # On an accelerator a block is as large as this much memory for one array of row values.
 DEVICE_BYTES = 2**28
 # Chains of the full-data posterior, in folds, that tune the common step size.
@@ -44,7 +45,7 @@ JITTER = 0.5
 GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 # Acceptance to which the step size of a fold adapts, at first and after each time that its
 # trajectories diverged; on funnels this halves the step, roughly, each time.
-FINER_ACCEPTANCE = np.array([TARGET_ACCEPTANCE, 0.95, 0.98, 0.99])
+FINER_ACCEPTANCE = np.array([TARGET_ACCEPTANCE, 0.95, 0.99])
 # Leapfrog steps of one iteration, as many as NUTS's deepest tree has: a step size a thousand times
 # too small is a model in trouble, and a program that runs can not be interrupted.
 MOST_STEPS = 1023
@@ -417,7 +418,6 @@ class Sampler:
     def begin_again(self, members: Members) -> None:
         """Prepare to warm up the folds ``members`` anew, from where their chains are."""
         self.lived[members] += self.done
-        self.far[members] = True
         for mine, new in zip(self.steps, _restarted(self.steps), strict=True):
             mine[members] = new[members]
         self._refine(members, self.position[members])

@@ -320,7 +320,10 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
     uninformed, flat = np.concatenate(found), (of_prior == 0.0).all(axis=0)
     local, curvature = uninformed & positive, np.where(positive, curvature, 1.0)
     improper = (uninformed & flat).any(axis=1)
-    return Locals(local, curvature, _tied(model, fit, local, curvature), improper)
+    # parameters of the prior, which no row informs of itself, are tied to what they are of
+    of_rows = (gradients(model, points).gradient != of_prior).any(axis=0)
+    tied = _tied(model, fit, local & of_rows, curvature)
+    return Locals(local, curvature, tied, improper)
 
 
 def _tied(
