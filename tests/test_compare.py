@@ -397,6 +397,15 @@ def test_folds_not_finite_in_one_model_are_left_out_of_all():
     assert np.isnan(found.folds["diff"].values[4]) and found.folds.sizes["fold"] == 5
 
 
+def test_no_verdict_while_an_error_is_infinite():
+    lost = make([*A, -9.0], mcse=[0.1, 0.1, 0.1, 0.1, np.inf], names=list("pqrsx"), seed=1)
+    good = make([*B, -8.0], names=list("pqrsx"), seed=2)
+    with pytest.warns(FoldWarning, match="a score or its error is not finite there .1 in lost"):
+        found = compare({"lost": lost, "good": good})
+    assert found.missing == {"lost": ["x"]} and math.isnan(found.prob)
+    assert "No verdict" in flat(found)
+
+
 VERDICT = ["rank", "prob_worse", "prob_worse_bootstrap", "stacking", "pseudo_bma"]
 VERDICT += ["pseudo_bma_plus"]
 

@@ -85,12 +85,12 @@ class Comparison:
     For other scores than log scores, ``score`` and ``score_diff`` take the place of ``elpd`` and
     ``elpd_diff``, and there are no weights and no ``p``.
 
-    Everything is over the folds whose score is finite in all models; ``left_out`` counts the
-    others, and ``missing`` names them. While there are any there is no verdict: a fold fails most
-    easily where a model predicts badly, so leaving it out favours the model that failed. Ranks,
-    probabilities and weights are then NaN, and the table is in the order given, with differences
-    to the first model. ``scheme_folds`` is the number of folds of the whole scheme, of which the
-    results may hold a part; ``remarks`` say what is wrong with the models' folds and fits.
+    Everything is over the folds whose score and its error are finite in all models; ``left_out``
+    counts the others, and ``missing`` names them. While there are any there is no verdict: a fold
+    fails most easily where a model predicts badly, so leaving it out favours the model that
+    failed. Ranks, probabilities and weights are then NaN, and the table is in the order given, with
+    differences to the first model. ``scheme_folds`` is the number of folds of the whole scheme, of
+    which the results may hold a part; ``remarks`` say what is wrong with models' folds and fits.
 
     ``units`` are the contributions to the totals that differences are paired over, each a
     ``unit``: a fold or a row; folds of ``repeats``-fold repeated cross-validation count as that
@@ -462,11 +462,15 @@ def _seeds(value: Any) -> set[int]:
     return {int(seed) for seed in np.atleast_1d(value).ravel() if seed is not None}
 
 
+def _known(score: Score) -> Bool[np.ndarray, " fold"]:
+    """Which folds have a finite score whose Monte Carlo error is not infinite."""
+    table = score.folds
+    return np.isfinite(table[column(score.name)].values) & ~np.isinf(table["mcse"].values)
+
+
 def _finite_in_all(chosen: dict[str, Score]) -> Bool[np.ndarray, " fold"]:
-    """Which folds have a finite score in every model; the others are left out, with a warning."""
-    finite = {
-        name: np.isfinite(score.folds[column(score.name)].values) for name, score in chosen.items()
-    }
+    """Which folds have a known score in every model; the others are left out, with a warning."""
+    finite = {name: _known(score) for name, score in chosen.items()}
     used = np.logical_and.reduce(list(finite.values()))
     if used.all():
         return used
@@ -479,8 +483,8 @@ def _finite_in_all(chosen: dict[str, Score]) -> Bool[np.ndarray, " fold"]:
     table = next(iter(chosen.values())).folds
     warnings.warn(
         f"{(~used).sum()} of {len(used)} folds left out of the comparison, "
-        f"{_few(table['fold'].values[~used])}, because a score is not finite there ({missing}); "
-        "there is no verdict while they are missing",
+        f"{_few(table['fold'].values[~used])}, because a score or its error is not finite there "
+        f"({missing}); there is no verdict while they are missing",
         FoldWarning,
         stacklevel=3,
     )
@@ -607,7 +611,7 @@ def _by_fold(score: str, chosen: dict[str, Score]) -> xr.Dataset:
     import xarray as xr
 
     tables, name = [s.folds for s in chosen.values()], column(score)
-    values = np.stack([table[name].values for table in tables])
+    values = np.stack([np.where(_known(s), s.folds[name].values, np.nan) for s in chosen.values()])
     found = xr.Dataset(
         {name: (("model", "fold"), values)},
         coords={"model": list(chosen), "fold": tables[0]["fold"].values},

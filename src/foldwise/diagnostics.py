@@ -50,8 +50,7 @@ ADVICE = {
     "not settled": "the chains were still on their way together at the end of the run: run a "
     "longer warm-up, or reparameterise the model",
     "too slow": "in some direction the chains moved so slowly that the run holds fewer than 20 "
-    "effective draws of it: reparameterise the model, or run many more draws (column slowest_ess "
-    "says how many there are)",
+    "effective draws of it (column slowest_ess): reparameterise the model, or run many more draws",
     "divergent": "more than 1 in 200 transitions diverged, however fine the steps: part of the "
     "posterior is too narrow, and the chains stay away from it: reparameterise the model",
     "partner in trouble": "the next fold, whose draws the bridge uses, has chains that are not "
@@ -387,14 +386,25 @@ def fold_status(
     return np.select([conditions[name] for name in ADVICE], list(ADVICE), default="fine")
 
 
-def advice(status: np.ndarray, names: np.ndarray) -> list[str]:
-    """One line for each kind of trouble: how many folds, which, and what to do."""
+def draws_needed(slowest_ess: Float[np.ndarray, " fold"], draws: int) -> int:
+    """Draws of each chain at which no fold's chains would be too slow, by what they are now."""
+    least = float(np.nanmin(slowest_ess, initial=np.inf))
+    return int(np.ceil(1.5 * draws * SLOWEST_ESS / max(least, 1.0)))
+
+
+def advice(status: np.ndarray, names: np.ndarray, draws: int | None = None) -> list[str]:
+    """One line for each kind of trouble: how many folds, which, and what to do.
+
+    ``draws`` is how many draws a chain that is too slow needs, where that is known.
+    """
     lines = []
     for kind, text in ADVICE.items():
         where = np.flatnonzero(status == kind)
         if where.size:
             shown = ", ".join(str(names[k]) for k in where[:5])
             more = f" and {where.size - 5} more" if where.size > 5 else ""
+            if kind == "too slow" and draws is not None:
+                text = text.replace("many more draws", f"about {draws:,} draws")
             lines.append(f"{kind}: {where.size} of {status.size} folds ({shown}{more}); {text}")
     return lines
 

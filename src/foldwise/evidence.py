@@ -12,6 +12,7 @@ from foldwise.accumulators import BlockSums, RunningSums, Watch
 from foldwise.diagnostics import (
     SLOWEST_ESS,
     batch_means_variance,
+    draws_needed,
     drifting,
     joined_blocks,
     series_variance,
@@ -126,8 +127,7 @@ class Evidence:
     @property
     def draws_needed(self) -> int:
         """Draws of each chain at which no fold's chains would be too slow, by their times now."""
-        least = float(np.nanmin(self.slowest_ess, initial=np.inf))
-        return int(np.ceil(1.5 * self.n_draws * SLOWEST_ESS / max(least, 1.0)))
+        return draws_needed(self.slowest_ess, self.n_draws)
 
     @property
     def drifting(self) -> Bool[np.ndarray, " fold"]:

@@ -667,7 +667,10 @@ def flags(result: CVResult) -> tuple[int, list[str]]:
     """
     main, *others = result.scores.values()
     status, names = main.folds["status"].values, main.folds["fold"].values
-    flagged, lines = status != "fine", diagnostics.advice(status, names)
+    draws = None
+    if "slowest_ess" in main.folds:
+        draws = diagnostics.draws_needed(main.folds["slowest_ess"].values, result.info["draws"])
+    flagged, lines = status != "fine", diagnostics.advice(status, names, draws)
     for score in others:
         more = np.where(flagged, "fine", score.folds["status"].values)
         lines += [f"{score.name}, {line}" for line in diagnostics.advice(more, names)]
