@@ -131,6 +131,7 @@ def test_a_fold_tried_again_alone_equals_the_fold_among_all(prepared, never_sett
     every = fw.cross_validate(model, problem.folds[:8], **settings)
     part = fw.cross_validate(model, problem.folds[3:6], **settings)
     assert (every.run.tries == 2).all() and (every.run.sampler.lived == 2 * 150).all()
+    assert every.run.evidence.watch.earlier is None  # a longer run is judged by itself
     np.testing.assert_allclose(part.draws, every.draws[3:6], rtol=1e-9)
     both = (result.score("crps").folds["score"].values for result in (part, every))
     np.testing.assert_allclose(next(both), next(both)[3:6], rtol=1e-9)

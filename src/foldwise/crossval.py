@@ -205,6 +205,9 @@ def _settle(runs: Sequence[Run], draws: int, bar: Progress) -> None:
         if not folds:
             break
         _advance(runs, draws, bar, f"longer warm-up of {folds} folds", again)
+    for run in runs:
+        if run.evidence.watch is not None:
+            run.evidence.watch.earlier = None
 
 
 def _advance(

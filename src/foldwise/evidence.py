@@ -121,8 +121,9 @@ class Evidence:
 
     @property
     def slow(self) -> Bool[np.ndarray, " fold"]:
-        """Folds whose chains are too slow for their length."""
-        return self.slowest_ess < SLOWEST_ESS
+        """Folds whose chains are too slow for their length, of those that have a posterior."""
+        slow = self.slowest_ess < SLOWEST_ESS
+        return slow if self.improper is None else slow & ~self.improper
 
     @property
     def draws_needed(self) -> int:

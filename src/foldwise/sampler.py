@@ -79,10 +79,9 @@ class FoldData(NamedTuple):
     ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
     ``n_steps`` are the leapfrog steps of each iteration, ``target`` the acceptance to which step
-    sizes adapt, ``lived`` the iterations of earlier tries
-    that were thrown away, and ``watched`` the coordinates that are recorded to see how slowly the
-    chains move. ``selection`` says which model of a
-    family the fold is of; it is empty for a model that is not of a family.
+    sizes adapt, ``lived`` the iterations of earlier tries that were thrown away, and ``watched``
+    the coordinates that are recorded to see how slowly the chains move. ``selection`` says which
+    model of a family the fold is of; it is empty for a model that is not of a family.
     """
 
     keys: UInt32[Any, "fold chain 2"]
@@ -316,8 +315,8 @@ class Sampler:
     ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
     leapfrog steps. ``done`` counts the iterations of every chain, warm-up included, ``lived`` those
     of earlier tries of a fold that were thrown away, ``finer`` how many times its steps have been
-    made finer since trajectories diverged, and ``gradients`` the gradients of all chains
-    but the pilots'. ``pilot_end`` is where the pilots were in the end.
+    made finer since trajectories diverged, and ``gradients`` the gradients of all chains but the
+    pilots'.
     """
 
     def __init__(
@@ -346,7 +345,6 @@ class Sampler:
         self.steps = StepSize(*np.zeros((4, len(folds)), precision))
         self.lived, self.finer = np.zeros((2, len(folds)), np.int64)
         self.done = self.gradients = 0
-        self.pilot_end = np.zeros((0, start.shape[-1]))
         self.temper, self.rung = np.zeros(len(folds)), 0
         self.block = block_size(model.n_obs, len(folds), start.shape[1])
         self.width, self.targets = int(folds.n_test.max()), 1 + int((previous >= 0).any())
@@ -530,14 +528,10 @@ def tune_together(samplers: Sequence[Sampler], guess: float) -> None:
             chosen = np.arange(first, min(first + head.block, PILOTS * len(group)))
             block = _resized(jax.tree.map(lambda a, i=chosen: a[i], pilots), head.block)
             state, _ = program(block, head._shared(0, SEGMENT))
-            ended = (state.step_size.log_step_average, state.position)
-            found.append([part[: len(chosen)] for part in ended])
-        steps, ends = (
-            np.split(np.concatenate(part), len(group)) for part in zip(*found, strict=True)
-        )
-        for sampler, own, end in zip(group, steps, ends, strict=True):
+            found.append(state.step_size.log_step_average[: len(chosen)])
+        steps = np.split(np.concatenate(found), len(group))
+        for sampler, own in zip(group, steps, strict=True):
             sampler._start_from(own)
-            sampler.pilot_end = end.reshape(-1, end.shape[-1])
 
 
 def run_together(
