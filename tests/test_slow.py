@@ -102,6 +102,13 @@ def test_watch_is_the_same_in_pieces_and_at_once(rng):
     np.testing.assert_allclose(watch.means + watch.centre[:, None, None], expected, rtol=1e-12)
 
 
+def test_longer_runs_need_more_of_their_slowest_direction():
+    assert [diagnostics.slow_limit(n) for n in (100, 400, 10_000)] == [20.0, 20.0, 100.0]
+    # a time of 100 draws needs 100^2 in all, of 4 chains here, and half as many again to be sure
+    assert diagnostics.draws_needed(np.array([100.0, np.nan]), 4, 2500) == 1.5 * 2500
+    assert diagnostics.draws_needed(np.array([40.0]), 4, 100) == 1.5 * 50
+
+
 def test_a_try_that_differs_from_the_one_before_is_slow(rng):
     """Chains that look well by themselves, but are elsewhere than in the try before."""
     watch, members = Watch.empty(3, 4, 1, batch=10), np.arange(3)
@@ -122,7 +129,7 @@ def test_a_try_that_differs_from_the_one_before_is_slow(rng):
 @pytest.fixture
 def never_settled(monkeypatch):
     """Every fold is tried again as often as there is."""
-    monkeypatch.setattr(evidence, "SLOWEST_ESS", 1e6)
+    monkeypatch.setattr(evidence, "slow_limit", lambda draws: 1e6)
 
 
 def test_a_fold_tried_again_alone_equals_the_fold_among_all(prepared, never_settled):
@@ -209,9 +216,10 @@ def test_a_centred_random_walk(settings):
     assert_trusted(z)
 
 
-def test_long_chains_of_a_centred_random_walk_are_fine():
+def test_long_chains_of_a_centred_random_walk():
+    """Much of it is a funnel for HMC, however long; what is called fine is."""
     z, folds = trusted(hard.LocalLevel(n=40, first=20), 1, warmup=300, draws=1000)
-    assert len(z) >= 0.5 * folds
+    assert len(z) >= 0.2 * folds
     assert_trusted(z)
 
 

@@ -19,7 +19,7 @@ PARETO_LIMIT = 0.7
 OVERLAP_LIMIT = 10.0
 ESS_LIMIT = 50.0
 # With fewer effective draws in some direction, no more than five in each of four chains, nobody
-# knows whether the chains have arrived, and batches are not long enough.
+# knows whether the chains have arrived. In longer runs, whose errors are smaller, it must be more.
 SLOWEST_ESS = 20.0
 # Share of divergent transitions that leaves no more than a corner of the posterior unseen.
 DIVERGENT_LIMIT = 0.005
@@ -49,8 +49,8 @@ ADVICE = {
     "chains disagree": "R-hat is above its limit: run a longer warm-up and more draws",
     "not settled": "the chains were still on their way together at the end of the run: run a "
     "longer warm-up, or reparameterise the model",
-    "too slow": "in some direction the chains moved so slowly that the run holds fewer than 20 "
-    "effective draws of it (column slowest_ess): reparameterise the model, or run many more draws",
+    "too slow": "in some direction the chains moved so slowly that the run holds too few effective "
+    "draws of it (column slowest_ess): reparameterise the model, or run many more draws",
     "divergent": "more than 1 in 200 transitions diverged, however fine the steps: part of the "
     "posterior is too narrow, and the chains stay away from it: reparameterise the model",
     "partner in trouble": "the next fold, whose draws the bridge uses, has chains that are not "
@@ -386,10 +386,22 @@ def fold_status(
     return np.select([conditions[name] for name in ADVICE], list(ADVICE), default="fine")
 
 
-def draws_needed(slowest_ess: Float[np.ndarray, " fold"], draws: int) -> int:
-    """Draws of each chain at which no fold's chains would be too slow, by what they are now."""
-    least = float(np.nanmin(slowest_ess, initial=np.inf))
-    return int(np.ceil(1.5 * draws * SLOWEST_ESS / max(least, 1.0)))
+def slow_limit(draws: int) -> float:
+    """Effective draws in its slowest direction below which a fold is too slow.
+
+    The square root of all ``draws`` of its chains, and at least ``SLOWEST_ESS``: then batches, four
+    in a chain, hold at least a time of autocorrelation, and more of them the longer the run.
+    """
+    return max(SLOWEST_ESS, float(np.sqrt(draws)))
+
+
+def draws_needed(slowest_ess: Float[np.ndarray, " fold"], chains: int, draws: int) -> int:
+    """Draws of each chain at which no fold would be too slow: half as many again as that takes.
+
+    With t the longest autocorrelation time, n / t effective of n draws are sqrt(n) at n = t^2.
+    """
+    time = chains * draws / max(float(np.nanmin(slowest_ess, initial=np.inf)), 1.0)
+    return int(np.ceil(1.5 * max(SLOWEST_ESS * time, time**2) / chains))
 
 
 def advice(status: np.ndarray, names: np.ndarray, draws: int | None = None) -> list[str]:

@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.accumulators import BlockSums, RunningSums, Watch
 from foldwise.diagnostics import (
-    SLOWEST_ESS,
     batch_means_variance,
     draws_needed,
     drifting,
     joined_blocks,
     series_variance,
+    slow_limit,
     slowest_time,
 )
 from foldwise.folds import Folds
@@ -122,13 +122,13 @@ class Evidence:
     @property
     def slow(self) -> Bool[np.ndarray, " fold"]:
         """Folds whose chains are too slow for their length, of those that have a posterior."""
-        slow = self.slowest_ess < SLOWEST_ESS
+        slow = self.slowest_ess < slow_limit(self.chains * self.n_draws)
         return slow if self.improper is None else slow & ~self.improper
 
     @property
     def draws_needed(self) -> int:
         """Draws of each chain at which no fold's chains would be too slow, by their times now."""
-        return draws_needed(self.slowest_ess, self.n_draws)
+        return draws_needed(self.slowest_ess, self.chains, self.n_draws)
 
     @property
     def drifting(self) -> Bool[np.ndarray, " fold"]:

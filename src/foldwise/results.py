@@ -669,7 +669,8 @@ def flags(result: CVResult) -> tuple[int, list[str]]:
     status, names = main.folds["status"].values, main.folds["fold"].values
     draws = None
     if "slowest_ess" in main.folds:
-        draws = diagnostics.draws_needed(main.folds["slowest_ess"].values, result.info["draws"])
+        slowest, info = main.folds["slowest_ess"].values, result.info
+        draws = diagnostics.draws_needed(slowest, info["chains"], info["draws"])
     flagged, lines = status != "fine", diagnostics.advice(status, names, draws)
     for score in others:
         more = np.where(flagged, "fine", score.folds["status"].values)

@@ -35,7 +35,7 @@ from jaxtyping import Float, Int
 
 from foldwise.accumulators import BlockSums, RunningSums, Watch
 from foldwise.crossval import Run, Settings
-from foldwise.diagnostics import SLOWEST_ESS, Mixing, fold_status, series_variance
+from foldwise.diagnostics import Mixing, fold_status, series_variance
 from foldwise.evaluate import rows_at
 from foldwise.evidence import Evidence, FullCurvature
 from foldwise.fit import Fit
@@ -768,7 +768,7 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
         stuck=was == "stuck chain",
         disagree=table["rhat"].values > limit,
         drifting=was == "not settled",
-        slow=table["slowest_ess"].values < SLOWEST_ESS,
+        slow=np.isin(was, ("too slow", "not settled")),
         divergent=was == "divergent",
         partner=was == "partner in trouble",
         unsettled=was == "rungs not settled",
