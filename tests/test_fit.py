@@ -10,7 +10,6 @@ import foldwise as fw
 from foldwise.fit import FitError, FitWarning, check_draws
 from foldwise.nuts import Nuts
 from foldwise.sampler import MOST_STEPS, leapfrog_counts
-from foldwise.tuning import unbounded_coordinates
 
 
 def test_draws_have_the_posterior_mean_and_covariance(prepared):
@@ -261,18 +260,3 @@ def test_draws_of_no_density_are_refused(rng):
     fit = fw.Fit(rng.normal(size=(4, 100, 1)), (0.0, 0.0), np.full(4, np.nan), 0, 1)
     with pytest.raises(ValueError, match="its density is zero or not a number"):
         check_draws(model, fit, 1)
-
-
-def test_unbounded_coordinates(rng):
-    """A level without a prior is unbounded in the fold that leaves all of its rows out."""
-    level = np.array([0, 0, 1, 1, 2, 2])
-    model = fw.Model(
-        lambda q: -0.5 * q[0] ** 2,
-        lambda q: -0.5 * (np.arange(6.0) - q[0] - q[1:][level]) ** 2,
-        np.zeros(4),
-        6,
-    )
-    masks = np.array([level != 0, level != 2, np.arange(6) != 3, np.zeros(6, bool)])
-    found = unbounded_coordinates(model, masks, rng.normal(size=(3, 4)))
-    expected = [[0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 1]]
-    np.testing.assert_array_equal(found, np.array(expected, bool))

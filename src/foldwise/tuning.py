@@ -352,25 +352,6 @@ def _tied(
     return tied
 
 
-def unbounded_coordinates(
-    model: Model,
-    train_mask: Bool[np.ndarray, "fold row"],
-    points: Float[np.ndarray, "point d"],
-) -> Bool[np.ndarray, "fold d"]:
-    """Coordinates to which neither the prior nor a fold's training rows give any slope.
-
-    The gradient is zero, to the last bit, at every one of ``points``, which are a few distinct
-    draws: the density does not change along the coordinate, so the fold's posterior is improper.
-    """
-    found = []
-    for first in range(0, len(train_mask), _AT_ONCE):
-        masks = train_mask[first : first + _AT_ONCE]
-        train = np.repeat(masks, len(points), axis=0)
-        gradient = gradients(model, np.tile(points, (len(masks), 1)), train).gradient
-        found.append(np.all(gradient.reshape(len(masks), *points.shape) == 0.0, axis=1))
-    return np.concatenate(found)
-
-
 def _no_rows(model: Model) -> Bool[np.ndarray, "1 row"]:
     return np.zeros((1, model.n_obs), bool)
 
