@@ -30,6 +30,7 @@ import hard  # noqa: E402
 
 import foldwise as fw  # noqa: E402
 from foldwise import crossval, tuning  # noqa: E402
+from foldwise.diagnostics import slow_limit  # noqa: E402
 from foldwise.evidence import Evidence  # noqa: E402
 
 
@@ -131,7 +132,7 @@ def main():
         if name == "all mendings":
             mended = found
     z = mended["error"] / mended["mcse"]
-    slow = mended["slowest"] < 20
+    slow = mended["slowest"] < slow_limit(4 * arguments.draws)
     partner = np.roll(slow, -1, axis=1)
     partner[:, -1] = False  # the last fold's is the full data
     for text, where in (

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # Folds with less overlap than this get rungs: twice the level below which errors are off.
 LEAST_OVERLAP = 20.0
-# Neighbours on a ladder overlap by twice that again: on ladders of independent normal draws, errors
-# were too small by 7 to 11 % at 20 and by 3 to 5 % at 40.
+# Neighbours on a ladder overlap by twice that again: what each bridge's error misses adds up over
+# the rungs (bench/rungs.py prints errors against exact answers).
 RUNG_OVERLAP = 40.0
 STEP_SHARE = 0.15
 # A step moves the mean of a normal posterior by sqrt(-log STEP_SHARE) = 1.4 of its sd. A group

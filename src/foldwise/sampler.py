@@ -303,8 +303,8 @@ class Sampler:
         Metric of every fold, and of the full data for ``PILOTS`` pilots.
     refine, far
         ``refine(members, positions)``: metrics of the folds ``members`` from their chains'
-        positions, asked half-way through warm-up for the folds marked ``far``, and for all that
-        are tried again. None: no fold gets one.
+        positions, asked half-way through warm-up for the folds marked ``far``, and once more when
+        one of them is tried again. None: no fold gets one.
     start, pilot_start
         Starting positions of the folds' chains, and draws of the full-data posterior.
     watched
