@@ -68,8 +68,21 @@ def radon_sampler(folds, model, chains=4):
     pilots = np.zeros((PILOTS, chains, d))
     previous = np.full(len(folds), -1)
     pilot_metric = nothing_local(metric, PILOTS)
+    far, watched = none.any(axis=1), np.zeros((len(folds), 1), int)
     sampler = Sampler(
-        model, folds, previous, metric, pilot_metric, None, start, pilots, Emit(), 10, 1
+        model,
+        folds,
+        previous,
+        metric,
+        pilot_metric,
+        None,
+        far,
+        start,
+        pilots,
+        watched,
+        Emit(),
+        10,
+        1,
     )
     sampler.step_size = 0.3
     return sampler
@@ -98,9 +111,10 @@ def gradient():
         return jax.lax.fori_loop(0, repeats, step, state.position)
 
     for name, limit in (("chunk", sampler_module.CHUNK_BYTES), ("together", 2**40)):
-        sampler_module.CHUNK_BYTES = limit
+        sampler_module.CHUNK_BYTES = sampler_module.BLOCK_BYTES = limit
         sampler = radon_sampler(folds, model)
-        members = np.arange(sampler.block) % len(folds)
+        count = sampler.block.folds
+        members = np.arange(count) % len(folds)
         block = (sampler._state(members), sampler._data(members))
         program = Program(descend, block, ())
         times = []
@@ -108,8 +122,8 @@ def gradient():
             began = time.perf_counter()
             program(block, ())
             times.append(time.perf_counter() - began)
-        found[name] = min(times) / repeats / (4 * sampler.block) * 1e6
-        found[name + "_chains"] = sampler.block * 4
+        found[name] = min(times) / repeats / (4 * count) * 1e6
+        found[name + "_chains"] = count * 4
     return found
 
 

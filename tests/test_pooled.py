@@ -103,7 +103,7 @@ def test_chains_that_cannot_move_are_refused():
         lambda x: -0.5 * jnp.sum((x / 1e-14) ** 2), lambda x: 0.0 * x, lambda key: jnp.zeros(3), 3
     )
     runs = list(pooled.draw_pooled(model, 1, Progress(False)))
-    assert len(runs) == 3 and all(np.ptp(run[0]) == 0.0 for run in runs)
+    assert len(runs) == 3 and all(np.ptp(run.positions) == 0.0 for run in runs)
     with (
         mock.patch.object(fitting, "draw_nuts", side_effect=RuntimeError("NUTS is next")),
         pytest.raises(RuntimeError, match="NUTS is next"),

@@ -30,6 +30,7 @@ from foldwise.results import CVResult, summarise
 from foldwise.rules import CURVATURE, find_rule
 from foldwise.runtime import import_meanwhile
 from foldwise.sampler import (
+    FINEST,
     PILOTS,
     SEGMENT,
     Emit,
@@ -168,11 +169,12 @@ class Run:
         """Folds whose chains are too slow or diverge; all their draws are forgotten.
 
         The draws become warm-up: the chains go on from where they are, with a metric from there,
-        and with finer steps where they diverge.
+        and with the finest steps where they diverge. These cost so much that they are tried once.
         """
-        members = np.flatnonzero(self.evidence.slow | self.divergent)
-        self.sampler.finer += self.divergent
-        self.sampler.far |= self.evidence.slow
+        slow, divergent = self.evidence.slow, self.divergent
+        members = np.flatnonzero((slow | divergent) & (self.sampler.finer < FINEST))
+        self.sampler.finer[members] = np.where(divergent[members], FINEST, 0)
+        self.sampler.far |= slow
         self.evidence.forget(members)
         for counts in (self.acceptance, self.divergences, self.moves):
             counts[members] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -203,12 +203,7 @@ class Fit:
         200 divergent, and no place missed that chains from other starts have found. A parameter
         that never changes has no R-hat, and is not settled.
         """
-        return bool(
-            _largest(self.rhat) <= RHAT_LIMIT
-            and np.min(self.ess) >= ESS_LIMIT
-            and _divergent_share(self) <= DIVERGENT_LIMIT
-            and not self.missed
-        )
+        return _settled(self) and not self.missed
 
     def problems(self) -> list[str]:
         """What is wrong with the fit, in plain words; empty when it is fine."""
@@ -482,7 +477,7 @@ def fit(
     with Progress(progress) as bar:
         starts, spent = starting_points(model, chains, seed)
         run = draw_nuts(model, starts, draws, warmup, seed, bar)
-    result = _made(model, run._replace(gradients=run.gradients + spent), seed, began)
+    result = _made(model, run, seed, began, spent)
     _refuse_improper(model, result)
     result.warn(stacklevel=3)
     return result
@@ -494,10 +489,11 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
     Small models are tried with many short chains first, which compile in no time. Where these do
     not converge NUTS is next, from where the short chains that are farthest apart have come to.
     """
-    began, spent, starts, ends = time.perf_counter(), 0, None, np.zeros((0, 1, model.dimension))
+    began, spent, starts, ends = time.perf_counter(), 0, None, None
     with Progress(progress) as bar:
         for run in draw_pooled(model, seed, bar) if suits(model) else ():
-            result, stuck = _made(model, run, seed, began), np.ptp(run[0], axis=(0, 1)).min() == 0
+            result = _made(model, run, seed, began)
+            stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0
             spent, starts = run.gradients, None if stuck else far_apart(run.ends, 4)
             if not stuck and not run.apart and not result.problems():
                 return result
@@ -507,8 +503,7 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
             starts, more = starting_points(model, 4, seed)
             spent += more
         run = draw_nuts(model, starts, 1000, 1000, seed, bar)
-        result = _made(model, run._replace(gradients=run.gradients + spent), seed, began)
-        result = replace(result, missed=_missed(ends, result.flat))
+        result = _made(model, run, seed, began, spent, ends)
     if not suits(model):
         _refuse_improper(model, result)
     result.warn(stacklevel=4)  # the caller of cross_validate
@@ -546,10 +541,10 @@ def draw_nuts(
     while True:
         halves = [0, run.drawn // 2] if run.drawn > draws else [0]
         best = min((_kept(run, first, size) for first in halves), key=_disorder)
-        rhat, ess = _mixing(best.positions)
+        rhat, ess = _largest(best.rhat), float(np.nan_to_num(best.ess).min())
         # what the first round, with a new metric, has not brought together stays apart
         hopeless = run.collapsed or (run.drawn > draws and rhat > HOPELESS_RHAT)
-        if not _disorder(best)[0] or hopeless or run.drawn >= LONGEST * draws:
+        if _settled(best) or hopeless or run.drawn >= LONGEST * draws:
             return best
         caution = run.caution + (_divergent_share(best) > DIVERGENT_LIMIT)
         if rhat > RHAT_LIMIT or ess < ESS_LIMIT / 2:
@@ -566,17 +561,18 @@ def _kept(run: Nuts, first: int, size: int) -> Draws:
     return Draws(run.positions[:, first::thin], run.step_size, divergences, run.gradients, thin)
 
 
-def _mixing(positions: Float[np.ndarray, "chain draw d"]) -> tuple[float, float]:
-    """Largest R-hat and smallest ESS; infinite and zero where a parameter never moves."""
-    rhat, ess = by_parameter("rhat", positions), by_parameter("ess", positions)
-    return _largest(rhat), float(np.nan_to_num(ess).min())
+def _settled(run: Draws | Fit) -> bool:
+    """Whether R-hat, ESS and divergences are what they should be; not where one has no R-hat."""
+    return bool(
+        _largest(run.rhat) <= RHAT_LIMIT
+        and np.min(run.ess) >= ESS_LIMIT
+        and _divergent_share(run) <= DIVERGENT_LIMIT
+    )
 
 
 def _disorder(run: Draws) -> tuple[bool, float]:
     """Settled draws first, the more of them the better; then by R-hat."""
-    rhat, ess = _mixing(run.positions)
-    settled = rhat <= RHAT_LIMIT and ess >= ESS_LIMIT and _divergent_share(run) <= DIVERGENT_LIMIT
-    return (False, -float(run.thin)) if settled else (True, rhat)
+    return (False, -float(run.thin)) if _settled(run) else (True, _largest(run.rhat))
 
 
 def _divergent_share(run: Draws | Fit) -> float:
@@ -620,13 +616,21 @@ def _refuse_improper(model: Model, fit: Fit) -> None:
     )
 
 
-def _made(model: Model, run: Draws, seed: int, began: float) -> Fit:
+def _made(
+    model: Model,
+    run: Draws,
+    seed: int,
+    began: float,
+    spent: int = 0,
+    ends: Float[np.ndarray, "chain draw d"] | None = None,
+) -> Fit:
+    """The fit of what was drawn; ``spent`` gradients before, ``ends`` those of an earlier try."""
     if not np.isfinite(run.positions).all():
         raise FitError(
             "the full-data fit gave draws that are not finite; check the model's log density "
             "for overflow, and its init"
         )
-    return Fit(
+    result = Fit(
         run.positions,
         _fingerprint(model, run.positions[0, 0]),
         run.step_size,
@@ -634,10 +638,13 @@ def _made(model: Model, run: Draws, seed: int, began: float) -> Fit:
         seed,
         time.perf_counter() - began,
         model.name,
-        run.gradients,
+        run.gradients + spent,
         run.thin,
         run.piece,
+        0 if ends is None else _missed(ends, run.positions.reshape(-1, model.dimension)),
     )
+    vars(result).update(rhat=run.rhat, ess=run.ess)  # known already, and slow to find
+    return result
 
 
 def _fingerprint(model: Model, flat: Float[np.ndarray, " d"]) -> tuple[float, float]:

@@ -13,11 +13,13 @@ R-hat of the chains themselves (``_disagreement``).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float
 
+from foldwise.diagnostics import by_parameter
 from foldwise.evaluate import Ends, Motion, gradients, trajectories
 from foldwise.kernel import LARGEST_STEP, TARGET_ACCEPTANCE
 from foldwise.metric import FOLD_METRIC_DIMENSION, shrunk_covariance
@@ -42,7 +44,8 @@ MOST_ROWS = 5000
 _APART = 1.2
 
 
-class Draws(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Draws:
     """A try at the full-data posterior.
 
     ``thin``: of how many draws one was kept. ``piece``: draws of each short chain. ``apart``:
@@ -56,7 +59,17 @@ class Draws(NamedTuple):
     thin: int = 1
     piece: int = 0
     apart: bool = False
-    ends: Float[np.ndarray, "chain draw d"] = np.zeros((0, 0, 0))
+    ends: Float[np.ndarray, "chain draw d"] = field(default_factory=lambda: np.zeros((0, 0, 0)))
+
+    @cached_property
+    def rhat(self) -> Float[np.ndarray, " d"]:
+        """Rank-normalised split R-hat of each parameter (arviz-stats)."""
+        return by_parameter("rhat", self.positions)
+
+    @cached_property
+    def ess(self) -> Float[np.ndarray, " d"]:
+        """Bulk effective sample size of each parameter (arviz-stats)."""
+        return by_parameter("ess", self.positions)
 
 
 def suits(model: Model) -> bool:

@@ -27,10 +27,11 @@ from foldwise.runtime import compiled, lanes
 # Iterations per call of the compiled program: short enough for a lively progress bar and a quick
 # answer to Ctrl-C, long enough that calls cost nothing.
 SEGMENT = 50
-# A gradient is fastest while the row values of a chunk's chains stay in the cache of a core:
-# bench/engine.py prints its time in the chosen chunk and with all chains together. Small blocks
-# also make it cheap to try a few folds again.
-CHUNK_BYTES = 2**18
+# The folds of a block take turns, a chunk at a time. A gradient is fastest while the row values of
+# a chunk's chains stay in the cache of a core: bench/engine.py prints its time in the chosen chunk
+# and with all chains together. Small chunks also make it cheap to run a few folds again. Blocks
+# are larger, so that calls are few.
+CHUNK_BYTES, BLOCK_BYTES = 2**17, 2**20
 # On an accelerator a block is as large as this much memory for one array of row values.
 DEVICE_BYTES = 2**28
 # Chains of the full-data posterior, in folds, that tune the common step size.
@@ -43,9 +44,11 @@ PILOTS = 8
 TRAJECTORY = 5.0 / 9.0 * np.pi
 JITTER = 0.5
 GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
-# Acceptance to which the step size of a fold adapts, at first and after each time that its
-# trajectories diverged; on funnels this halves the step, roughly, each time.
+# Acceptance to which the step size of a fold adapts, by how many times its leapfrog steps have been
+# doubled: not at first, and FINEST times at once where trajectories diverged. On funnels the step
+# halves, roughly, from one to the next.
 FINER_ACCEPTANCE = np.array([TARGET_ACCEPTANCE, 0.95, 0.99])
+FINEST = len(FINER_ACCEPTANCE) - 1
 # Leapfrog steps of one iteration, as many as NUTS's deepest tree has: a step size a thousand times
 # too small is a model in trouble, and a program that runs can not be interrupted.
 MOST_STEPS = 1023
@@ -122,8 +125,9 @@ class Segment(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all folds share in one call of :func:`advance`."""
+    """What all folds share in one call of :func:`advance`; ``chunks`` of a block are in use."""
 
+    chunks: Int[Any, ""]
     first: Int[Any, ""]
     draws: Int[Any, ""]
     warmup: Int[Any, ""]
@@ -181,15 +185,59 @@ def fold_extras(
 
 
 def advance(
-    model: Model, emit: Emit, block: tuple[BlockState, FoldData], shared: Shared
+    model: Model, emit: Emit, chunk: int, block: tuple[BlockState, FoldData], shared: Shared
 ) -> tuple[BlockState, Segment]:
     """Take the chains of a block ``shared.draws`` iterations further, at most ``SEGMENT``.
 
-    Iterations are numbered from the start of warm-up; step sizes adapt while the number is below
-    ``shared.warmup``, starting afresh at ``shared.half``, when metrics may have been refined.
+    ``chunk`` folds at a time, of the first ``shared.chunks`` chunks. Iterations are numbered from
+    the start of warm-up; step sizes adapt while the number is below ``shared.warmup``, starting
+    afresh at ``shared.half``, when metrics may have been refined.
     """
+    record = _nothing_recorded(model, emit, block)
+    if len(record.acceptance) == chunk:
+        return _advance_chunk(model, emit, block, record, shared)
+
+    def in_chunks(array: Array) -> Array:
+        return array.reshape(len(array) // chunk, chunk, *array.shape[1:])
+
+    def body(i: Array, done: tuple[BlockState, Segment]) -> tuple[BlockState, Segment]:
+        (state, data), record = jax.tree.map(lambda a: a[i], (given, done[1]))
+        new = _advance_chunk(model, emit, (state, data), record, shared)
+        return jax.tree.map(lambda a, b: a.at[i].set(b), done, new)
+
+    given, record = jax.tree.map(in_chunks, (block, record))
+    done = jax.lax.fori_loop(0, shared.chunks, body, (given[0], record))
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] * chunk, *a.shape[2:]), done)
+
+
+def _nothing_recorded(model: Model, emit: Emit, block: tuple[BlockState, FoldData]) -> Segment:
+    """Room for what is recorded."""
     start, data = block
     folds, chains, _ = start.position.shape
+    dtype = start.position.dtype
+    shape = data.rows.shape[1:] if emit.by_row else data.rows.shape[1:2]
+    one_draw = jax.eval_shape(
+        lambda position: fold_extras(model, emit, data, position, jnp.int32(0)), start.position
+    )
+    return Segment(
+        jnp.zeros((folds, chains, SEGMENT, *shape), dtype),
+        {k: jnp.zeros((folds, chains, SEGMENT, *v.shape[2:]), dtype) for k, v in one_draw.items()},
+        jnp.zeros((folds, chains, SEGMENT, data.watched.shape[1] + 1), dtype),
+        jnp.zeros(folds, dtype),
+        jnp.zeros(folds, int),
+        jnp.zeros((folds, chains), int),
+    )
+
+
+def _advance_chunk(
+    model: Model,
+    emit: Emit,
+    chunk: tuple[BlockState, FoldData],
+    record: Segment,
+    shared: Shared,
+) -> tuple[BlockState, Segment]:
+    """Take the chains of a chunk further, in lock-step."""
+    start, data = chunk
     metric: Metric
     if isinstance(data.metric, FoldMetric):
         metric = data.metric
@@ -237,24 +285,10 @@ def advance(
             record.moves + jnp.where(refresh, 0, info.moved.astype(int)),
         )
 
-    shape = data.rows.shape[1:] if emit.by_row else data.rows.shape[1:2]
-    dtype = start.position.dtype
-    one_draw = jax.eval_shape(extras_at, start.position, shared.first)
-    state = ChainState(
-        start.position,
-        jnp.zeros((folds, chains), dtype),
-        jnp.zeros_like(start.position),
-        jnp.zeros((folds, chains, *shape), dtype),
-        start.step_size,
-    )
-    record = Segment(
-        jnp.zeros((folds, chains, SEGMENT, *shape), dtype),
-        {k: jnp.zeros((folds, chains, SEGMENT, *v.shape[2:]), dtype) for k, v in one_draw.items()},
-        jnp.zeros((folds, chains, SEGMENT, data.watched.shape[1] + 1), dtype),
-        jnp.zeros(folds, dtype),
-        jnp.zeros(folds, int),
-        jnp.zeros((folds, chains), int),
-    )
+    scores = jnp.zeros_like(record.scores[:, :, 0])
+    log_density = jnp.zeros_like(scores, shape=scores.shape[:2])
+    gradient = jnp.zeros_like(start.position)
+    state = ChainState(start.position, log_density, gradient, scores, start.step_size)
     # iteration 0 of the loop only evaluates the density at the start
     state, record = jax.lax.fori_loop(0, shared.draws + 1, body, (state, record))
     return BlockState(state.position, state.step_size), record
@@ -283,12 +317,53 @@ def leapfrog_counts(step_size: float, first: int, draws: int) -> Int[np.ndarray,
     return np.clip(np.rint(length / step_size), 1, MOST_STEPS).astype(np.int32)
 
 
-def block_size(n_obs: int, folds: int, chains: int) -> int:
-    """Folds per block: what fits the cache on every lane, spread evenly over the blocks."""
-    limit = CHUNK_BYTES if jax.default_backend() == "cpu" else DEVICE_BYTES
-    most = max(1, limit // (8 * n_obs * chains)) * lanes()
-    blocks = -(-folds // most)
-    return -(-folds // (blocks * lanes())) * lanes()
+class BlockSize(NamedTuple):
+    """Folds of a chunk, which one lane runs in lock-step, and chunks of a lane in a block."""
+
+    chunk: int
+    chunks: int
+
+    @property
+    def folds(self) -> int:
+        """Folds of a block."""
+        return self.chunk * self.chunks * lanes()
+
+
+def block_size(n_obs: int, folds: int, chains: int) -> BlockSize:
+    """Chunks that fit the cache of every lane, folds spread evenly over blocks and chunks."""
+    cpu = jax.default_backend() == "cpu"
+    most, in_cache = (
+        max(1, limit // (8 * n_obs * chains))
+        for limit in ((BLOCK_BYTES, CHUNK_BYTES) if cpu else (DEVICE_BYTES, DEVICE_BYTES))
+    )
+    blocks = -(-folds // (most * lanes()))
+    of_lane = -(-folds // (blocks * lanes()))
+    chunks = -(-of_lane // in_cache)
+    return BlockSize(-(-of_lane // chunks), chunks)
+
+
+class Layout:
+    """Where ``count`` folds lie in a block: the same number on each lane, its first places.
+
+    The places that remain are filled with folds that are there already.
+    """
+
+    def __init__(self, count: int, size: BlockSize):
+        of_lane, places = -(-count // lanes()), size.chunk * size.chunks
+        lane, place = np.divmod(np.arange(size.folds), places)
+        self.fold = np.minimum(lane * of_lane + place % of_lane, count - 1)
+        lane, place = np.divmod(np.arange(count), of_lane)
+        self.place = lane * places + place
+        self.chunks = -(-of_lane // size.chunk)
+        self.whole = count == size.folds
+
+    def fill(self, tree: Any) -> Any:
+        """The folds of ``tree`` in their places."""
+        return tree if self.whole else jax.tree.map(lambda a: a[self.fold], tree)
+
+    def pick(self, tree: Any) -> Any:
+        """The folds in their order, from their places."""
+        return tree if self.whole else jax.tree.map(lambda a: a[self.place], tree)
 
 
 class Sampler:
@@ -314,9 +389,9 @@ class Sampler:
 
     ``step_size`` is the common starting point of the folds' own step sizes and sets the number of
     leapfrog steps. ``done`` counts the iterations of every chain, warm-up included, ``lived`` those
-    of earlier tries of a fold that were thrown away, ``finer`` how many times its steps have been
-    made finer since trajectories diverged, and ``gradients`` the gradients of all chains but the
-    pilots'.
+    of earlier tries of a fold that were thrown away, ``finer`` how many times its leapfrog steps
+    have been doubled since trajectories diverged, and ``gradients`` the gradients of all chains but
+    the pilots'.
     """
 
     def __init__(
@@ -384,13 +459,13 @@ class Sampler:
 
     def compile(self) -> Any:
         """The program, which is made on the first call and compiles in the background."""
-        model, emit = self.model, self.emit
+        model, emit, chunk = self.model, self.emit, self.block.chunk
 
         def run(block: tuple[BlockState, FoldData], shared: Shared) -> object:
-            return advance(model, emit, block, shared)
+            return advance(model, emit, chunk, block, shared)
 
-        block = _resized(self._pilots(), self.block)
-        return compiled(model, run, block, self._shared(0, 1), self.precision, emit)
+        block = Layout(PILOTS, self.block).fill(self._pilots())
+        return compiled(model, run, block, self._shared(1, 0, 1), self.precision, emit, chunk)
 
     def _start_from(self, log_steps: Float[np.ndarray, " pilot"]) -> None:
         """Set the folds' common starting step size: the median over the pilots."""
@@ -420,13 +495,13 @@ class Sampler:
             mine[members] = new[members]
         self._refine(members, self.position[members])
 
-    def _shared(self, first: int, draws: int) -> Shared:
+    def _shared(self, chunks: int, first: int, draws: int) -> Shared:
         metric = () if isinstance(self.metric, FoldMetric) else self.metric[:3]
-        first, draws, warmup, half = np.array(
-            [first, draws, self.warmup, self.warmup // 2], np.int32
-        )
         parts = tuple(np.asarray(part, self.precision) for part in metric)
-        return Shared(first, draws, warmup, half, parts)
+        chunks, first, draws, warmup, half = np.array(
+            [chunks, first, draws, self.warmup, self.warmup // 2], np.int32
+        )
+        return Shared(chunks, first, draws, warmup, half, parts)
 
     def _n_steps(self, folds: int, first: int, draws: int) -> Int[np.ndarray, "fold draw"]:
         n_steps = np.ones((folds, SEGMENT), np.int32)
@@ -434,7 +509,7 @@ class Sampler:
         return n_steps
 
     def _own_steps(self, members: Members, first: int, draws: int) -> Int[np.ndarray, "fold draw"]:
-        """Leapfrog steps of the folds ``members``: twice as many each time they were made finer."""
+        """Leapfrog steps of the folds ``members``, more where trajectories diverged."""
         n_steps = self._n_steps(len(members), first, draws)
         n_steps[:, :draws] <<= self.finer[members, None]
         return np.minimum(n_steps, MOST_STEPS).astype(np.int32)
@@ -524,11 +599,12 @@ def tune_together(samplers: Sequence[Sampler], guess: float) -> None:
         head, found = group[0], []
         program = head.compile()
         pilots = _joined([sampler._pilots() for sampler in group])
-        for first in range(0, PILOTS * len(group), head.block):
-            chosen = np.arange(first, min(first + head.block, PILOTS * len(group)))
-            block = _resized(jax.tree.map(lambda a, i=chosen: a[i], pilots), head.block)
-            state, _ = program(block, head._shared(0, SEGMENT))
-            found.append(state.step_size.log_step_average[: len(chosen)])
+        for first in range(0, PILOTS * len(group), head.block.folds):
+            chosen = np.arange(first, min(first + head.block.folds, PILOTS * len(group)))
+            layout = Layout(len(chosen), head.block)
+            block = layout.fill(jax.tree.map(lambda a, i=chosen: a[i], pilots))
+            state, _ = program(block, head._shared(layout.chunks, 0, SEGMENT))
+            found.append(layout.pick(state.step_size.log_step_average))
         steps = np.split(np.concatenate(found), len(group))
         for sampler, own in zip(group, steps, strict=True):
             sampler._start_from(own)
@@ -563,9 +639,9 @@ def run_together(
 def _blocks(group: list[Sampler], chosen: list[Members]) -> Iterator[list[tuple[Sampler, Members]]]:
     """The chosen folds of all samplers, block by block."""
     owner = np.repeat(np.arange(len(group)), [len(members) for members in chosen])
-    fold = np.concatenate(chosen)
-    for start in range(0, len(fold), group[0].block):
-        part = slice(start, start + group[0].block)
+    fold, size = np.concatenate(chosen), group[0].block.folds
+    for start in range(0, len(fold), size):
+        part = slice(start, start + size)
         yield [(group[who], fold[part][owner[part] == who]) for who in np.unique(owner[part])]
 
 
@@ -578,23 +654,25 @@ def _run_block(
     head = pieces[0][0]
     edges = np.cumsum([0, *(len(members) for _, members in pieces)])
     parts = [slice(*edge) for edge in pairwise(edges)]
-    half, size = head.warmup // 2, head.block
-    state = _resized(_joined([sampler._state(members) for sampler, members in pieces]), size)
-    data = _resized(_joined([sampler._data(members) for sampler, members in pieces]), size)
+    half, layout = head.warmup // 2, Layout(int(edges[-1]), head.block)
+    state = layout.fill(_joined([sampler._state(members) for sampler, members in pieces]))
+    data = layout.fill(_joined([sampler._data(members) for sampler, members in pieces]))
     while first < last:
         if first == half:
             state = state._replace(step_size=_restarted(state.step_size))
+            position = layout.pick(state.position)
             for (sampler, members), part in zip(pieces, parts, strict=True):
-                sampler._refine(members, state.position[part])
+                sampler._refine(members, position[part])
             metrics = [_metric_of(s.metric, members, s.precision) for s, members in pieces]
-            data = data._replace(metric=_resized(_joined(metrics), size))
+            data = data._replace(metric=layout.fill(_joined(metrics)))
         end = next(stop for stop in (half, head.warmup, last) if first < stop)
         count = min(SEGMENT, end - first)
         n_steps = [sampler._own_steps(members, first, count) for sampler, members in pieces]
         for (sampler, _), steps in zip(pieces, n_steps, strict=True):
             sampler.gradients += int(steps[:, :count].sum()) * sampler.position.shape[1]
-        data = data._replace(n_steps=_resized(_joined(n_steps), size))
-        state, record = program((state, data), head._shared(first, count))
+        data = data._replace(n_steps=layout.fill(_joined(n_steps)))
+        state, record = program((state, data), head._shared(layout.chunks, first, count))
+        record = layout.pick(record)
         record = record._replace(
             scores=record.scores[:, :, :count],
             extras={name: values[:, :, :count] for name, values in record.extras.items()},
@@ -604,21 +682,13 @@ def _run_block(
             own = jax.tree.map(lambda a, part=part: a[part], record)
             yield sampler, members, own, count if first >= head.warmup else -count
         first += count
+    state = layout.pick(state)
     for (sampler, members), part in zip(pieces, parts, strict=True):
         sampler._store(members, jax.tree.map(lambda a, part=part: a[part], state))
 
 
 def _joined(trees: list[Any]) -> Any:
     return trees[0] if len(trees) == 1 else jax.tree.map(lambda *a: np.concatenate(a), *trees)
-
-
-def _resized(tree: Any, size: int) -> Any:
-    """The folds of ``tree``, repeated until there are ``size``."""
-
-    def resized(array: np.ndarray) -> np.ndarray:
-        return array if len(array) == size else array[np.resize(np.arange(len(array)), size)]
-
-    return jax.tree.map(resized, tree)
 
 
 def _same_steps(step: float, folds: int, precision: str) -> StepSize:
