@@ -139,6 +139,7 @@ def test_status_is_the_worst_that_holds():
         "slow": False,
         "divergent": False,
         "partner": False,
+        "others": False,
         "unsettled": False,
         "overlap": 100.0,
         "tail": 0.1,
@@ -157,7 +158,8 @@ def test_status_is_the_worst_that_holds():
         ("poor overlap", {"overlap": 2.0, "ess": 10.0}),
         ("fine", {"overlap": 2.0, "bridged": False}),
         ("rungs not settled", {"unsettled": True, "overlap": 2.0}),
-        ("partner in trouble", {"partner": True, "unsettled": True}),
+        ("others in trouble", {"others": True, "unsettled": True}),
+        ("partner in trouble", {"partner": True, "others": True}),
         ("fine", {"partner": True, "bridged": False}),
         ("divergent", {"divergent": True, "partner": True}),
         ("too slow", {"divergent": True, "slow": True, "overlap": 2.0, "partner": True}),
@@ -174,7 +176,7 @@ def test_status_is_the_worst_that_holds():
     status = diagnostics.fold_status(**arguments)
     assert status.tolist() == [name for name, _ in cases]
     lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 17 and lines[0].startswith("improper: 1 of 21 folds (20)")
+    assert len(lines) == 18 and lines[0].startswith("improper: 1 of 22 folds (21)")
 
 
 def test_advice_says_how_many_draws_slow_chains_need():

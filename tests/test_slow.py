@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import binom
 
 import foldwise as fw
-from foldwise import diagnostics, evidence
+from foldwise import diagnostics, evidence, results
 from foldwise.accumulators import RunningSums, Watch
 from foldwise.metric import FoldMetric
 from foldwise.tuning import first_metrics, local_coordinates
@@ -144,6 +144,18 @@ def test_a_fold_tried_again_alone_equals_the_fold_among_all(prepared, never_sett
     np.testing.assert_allclose(next(both), next(both)[3:6], rtol=1e-9)
 
 
+@pytest.mark.parametrize("slow", [7, 8])
+def test_no_fold_is_fine_where_most_are_too_slow(prepared, monkeypatch, slow):
+    problem, model, fit = prepared("autoregression")
+    run = fw.cross_validate(model, problem.folds[:16], fit=fit, seed=3, progress=False).run
+    marked = np.arange(16) < slow
+    monkeypatch.setattr(evidence.Evidence, "slow", property(lambda self: marked))
+    with pytest.warns(results.FoldWarning, match="too slow"):
+        status = results.summarise(run).folds["status"].values
+    assert (status[:slow] == "too slow").all()
+    assert (status[slow:] == ("others in trouble" if slow == 8 else "fine")).all()
+
+
 @pytest.mark.parametrize("score", ["log", "log_pointwise"])
 def test_nothing_is_left_of_draws_that_were_thrown_away(prepared, monkeypatch, score):
     """Some folds are tried again: online sums and stored draws agree, and hold new draws only."""
@@ -224,15 +236,15 @@ def test_a_centred_random_walk(settings):
 def test_long_chains_of_a_centred_random_walk():
     """Much of it is a funnel for HMC, however long; what is called fine is."""
     long = {"warmup": 300, "draws": 1000}
-    z, folds = trusted(hard.LocalLevel(n=40, first=20), 1, ("fine", "fit not settled"), **long)
-    assert len(z) >= 0.1 * folds
+    z, _ = trusted(hard.LocalLevel(n=40, first=20), 1, ("fine", "fit not settled"), **long)
     assert_trusted(z)
 
 
-def test_centred_eight_schools():
+@pytest.mark.parametrize("centred", [True, False])
+def test_eight_schools(centred):
     """The fit of the funnel may not settle; what the folds say of themselves is tried too."""
-    z, folds = trusted(hard.EightSchools(centred=True), 4, ("fine", "fit not settled"))
-    assert len(z) >= 0.1 * folds
+    z, folds = trusted(hard.EightSchools(centred), 4, ("fine", "fit not settled"))
+    assert centred or len(z) >= 0.9 * folds
     assert_trusted(z)
 
 

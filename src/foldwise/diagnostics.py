@@ -23,6 +23,10 @@ ESS_LIMIT = 50.0
 SLOWEST_ESS = 20.0
 # Share of divergent transitions that leaves no more than a corner of the posterior unseen.
 DIVERGENT_LIMIT = 0.005
+# Share of folds whose chains are in trouble from which on none is called fine. How slow a chain is
+# can not be told from a few effective draws, and chains that never enter the neck of a funnel look
+# fast; but the folds of a model have similar posteriors.
+MOST_IN_TROUBLE = 0.5
 # About the 95 % quantile of Student's t for four chains.
 DRIFT = 3.2
 # Batch means of b draws miss a share of about t / (2 b) of the variance of chains whose
@@ -55,6 +59,8 @@ ADVICE = {
     "posterior is too narrow, and the chains stay away from it: reparameterise the model",
     "partner in trouble": "the next fold, whose draws the bridge uses, has chains that are not "
     "finite, stuck, divergent, disagree or are too slow: mend that one first",
+    "others in trouble": "the chains of most other folds disagree, diverge or are too slow, so "
+    "that those of this fold may look better by luck alone: mend these first",
     "rungs not settled": "chains at the rungs between the fold's posterior and its partner's "
     "disagree, drift or hardly move: run a longer warm-up and more draws",
     "poor overlap": "the fold's posterior and its partner's hardly overlap, so the error of the "
@@ -351,6 +357,7 @@ def fold_status(
     slow: np.ndarray,
     divergent: np.ndarray,
     partner: np.ndarray,
+    others: np.ndarray | bool,
     unsettled: np.ndarray,
     overlap: Float[np.ndarray, " fold"],
     tail: Float[np.ndarray, " fold"],
@@ -362,7 +369,7 @@ def fold_status(
     """Status of each fold: the worst of ``ADVICE`` that holds, or "fine".
 
     ``partner``: whether the draws that a fold's bridge takes from another fold are in trouble;
-    ``fit``: whether the full-data fit is.
+    ``others``: whether those of most folds of the run are; ``fit``: whether the full-data fit is.
     """
     conditions = {
         "improper": improper,
@@ -376,6 +383,7 @@ def fold_status(
         "too slow": slow,
         "divergent": divergent,
         "partner in trouble": bridged & partner,
+        "others in trouble": np.broadcast_to(others, acceptance.shape),
         "rungs not settled": unsettled,
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),
         "heavy tail": ~bridged & (tail > PARETO_LIMIT),

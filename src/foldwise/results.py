@@ -478,6 +478,7 @@ def _diagnostics(
         stuck | disagree | not_finite | slow | run.divergent,
         np.zeros(len(other), bool),
     )
+    mostly = trouble[~evidence.undefined].sum() >= diagnostics.MOST_IN_TROUBLE * len(other)
     status = diagnostics.fold_status(
         improper=nowhere if evidence.improper is None else evidence.improper,
         not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
@@ -490,6 +491,7 @@ def _diagnostics(
         slow=slow,
         divergent=run.divergent,
         partner=from_fold & trouble[np.where(from_fold, other, 0)],
+        others=mostly,
         unsettled=nowhere if found.unsettled is None else found.unsettled,
         overlap=found.overlap,
         tail=tail,

@@ -771,6 +771,7 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
         slow=np.isin(was, ("too slow", "not settled")),
         divergent=was == "divergent",
         partner=was == "partner in trouble",
+        others=was == "others in trouble",
         unsettled=was == "rungs not settled",
         overlap=table["overlap"].values,
         tail=table["pareto_k"].values,
