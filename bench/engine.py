@@ -57,9 +57,9 @@ def radon_like():
 
 def radon_sampler(folds, model, chains=4):
     """A sampler with the shared metric and no adaptation, for timing alone."""
-    from foldwise.metric import shared_metric
-    from foldwise.sampler import PILOTS, Emit, Sampler
-    from foldwise.tuning import nothing_local
+    from foldwise.sampling.blocks import PILOTS, Emit, Sampler
+    from foldwise.sampling.metric import shared_metric
+    from foldwise.sampling.tuning import nothing_local
 
     d = model.dimension
     none = np.zeros((len(folds), d), bool)
@@ -96,9 +96,9 @@ def gradient():
     import jax
 
     import foldwise as fw
-    from foldwise import sampler as sampler_module
-    from foldwise.runtime import Program
-    from foldwise.sampler import fold_density
+    from foldwise.sampling import blocks as sampler_module
+    from foldwise.sampling.blocks import fold_density
+    from foldwise.support.runtime import Program
 
     model, group, _ = radon_like()
     folds = fw.leave_group_out(group)
@@ -132,8 +132,8 @@ def one_run():
     import jax
 
     import foldwise as fw
-    from foldwise.runtime import lanes
-    from foldwise.sampler import run_together
+    from foldwise.sampling.blocks import run_together
+    from foldwise.support.runtime import lanes
 
     model, group, _ = radon_like()
     sampler = radon_sampler(fw.leave_group_out(group)[:40], model)

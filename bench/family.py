@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import foldwise as fw
-from foldwise import runtime
 from foldwise.studies import toy
+from foldwise.support import runtime
 
 
 def family(data):

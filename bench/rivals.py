@@ -14,8 +14,8 @@ import numpy as np
 from scipy.special import logsumexp
 
 import foldwise as fw
-from foldwise import runtime
-from foldwise.diagnostics import series_variance
+from foldwise.scores.diagnostics import series_variance
+from foldwise.support import runtime
 
 WARMUP, DRAWS, CHAINS = 300, 1000, 4
 
@@ -308,7 +308,7 @@ def psis(subject, seed):
     """Pareto-smoothed importance sampling from one full-data fit (arviz-stats)."""
     from arviz_stats.base import array_stats
 
-    from foldwise.evaluate import rows_at
+    from foldwise.models.evaluate import rows_at
 
     found, began, beyond = Found(np.arange(len(subject.folds))), time.perf_counter(), []
     for k, (label, model) in enumerate(subject.models.items()):

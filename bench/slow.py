@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import hard  # noqa: E402
 
 import foldwise as fw  # noqa: E402
-from foldwise import crossval, tuning  # noqa: E402
-from foldwise.diagnostics import slow_limit  # noqa: E402
-from foldwise.evidence import Evidence  # noqa: E402
+from foldwise import crossval  # noqa: E402
+from foldwise.sampling import tuning  # noqa: E402
+from foldwise.scores.diagnostics import slow_limit  # noqa: E402
+from foldwise.scores.evidence import Evidence  # noqa: E402
 
 
 def fixed_batches():

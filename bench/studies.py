@@ -31,8 +31,7 @@ def deviations(outcome, seed):
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import integrated
 
-    from foldwise import datasets
-    from foldwise.studies import air
+    from foldwise.studies import air, datasets
 
     found = {}
     if outcome.name in ("rats", "radon"):
@@ -68,7 +67,7 @@ def one(name, seed, figures):
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(outcome, flush=True)
     if figures:
-        from foldwise.plots import save_figures
+        from foldwise.results.figures import save_figures
 
         save_figures(outcome.figures, Path(figures) / name)
     limit = MOST_SECONDS.get(name, float("inf"))

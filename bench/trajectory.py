@@ -1,7 +1,7 @@
 """How long should the trajectories of HMC be?
 
 Cross-validates the demo's model A, and 37 groups of bench/engine.py's radon-like problem, with
-several mean lengths and jitters of the trajectories (see ``foldwise.sampler``), and prints the
+several mean lengths and jitters of the trajectories (see ``sampling/blocks.py``), and prints the
 integrated autocorrelation time of the folds' log scores and the gradients spent for one effective
 draw. Takes about five minutes on two cores.
 
@@ -16,7 +16,7 @@ from arviz_stats.base import array_stats
 from engine import radon_like
 
 import foldwise as fw
-from foldwise import sampler
+from foldwise.sampling import blocks as sampler
 from foldwise.studies import toy
 
 LENGTHS = ((2 / 3, 0.8), (2 / 3, 0.5), (5 / 9, 0.5), (1 / 2, 0.5))

@@ -18,10 +18,10 @@ COMMANDS = ("demo", "study", "run", "show", "plot")
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the help of every command, and the reference of the figures, in their places."""
-    if "<!-- help of foldwise -->" in markdown and find_spec("foldwise.cli"):
+    if "<!-- help of foldwise -->" in markdown and find_spec("foldwise.studies.cli"):
         markdown = markdown.replace("<!-- help of foldwise -->", _help())
-    if "<!-- reference of foldwise.plots -->" in markdown and find_spec("foldwise.plots"):
-        markdown = markdown.replace("<!-- reference of foldwise.plots -->", _figures())
+    if "<!-- reference of the figures -->" in markdown and find_spec("foldwise.results.figures"):
+        markdown = markdown.replace("<!-- reference of the figures -->", _figures())
     return markdown
 
 
@@ -39,11 +39,11 @@ def _figures() -> str:
     import foldwise
 
     names = [name for name in foldwise.__all__ if name.startswith(("plot_", "save_figures"))]
-    return "\n\n".join(f"::: foldwise.plots.{name}" for name in names)
+    return "\n\n".join(f"::: foldwise.results.figures.{name}" for name in names)
 
 
 def _help() -> str:
-    from foldwise.cli import main
+    from foldwise.studies.cli import main
 
     parts = []
     for command in COMMANDS:

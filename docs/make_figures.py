@@ -7,7 +7,7 @@ from typing import Any
 
 from run_pages import ROOT, blocks
 
-from foldwise.plots import plot_difference, save_figures
+from foldwise.results.figures import plot_difference, save_figures
 
 
 def main() -> None:

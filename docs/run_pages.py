@@ -57,7 +57,7 @@ def run(page: Path) -> list[str]:
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        mock.patch("foldwise.progress.Progress.__enter__", lambda self: self),
+        mock.patch("foldwise.support.progress.Progress.__enter__", lambda self: self),
     ):
         for block in blocks(page.read_text()):
             # blank lines put the block where it stands in the page, for tracebacks

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, logsumexp
 
-from foldwise.accumulators import (
+from foldwise.scores.sums import (
     BLOCKS,
     GRID,
     TAIL,

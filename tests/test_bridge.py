@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from foldwise import bridge
+from foldwise.scores import bridge
 
 
 def samples(rng, folds, n0, n1, shift=1.5):

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import foldwise as fw
-from foldwise import cli, output, studies
-from foldwise.results import FoldWarning
+from foldwise import studies
+from foldwise.results.result import FoldWarning
+from foldwise.studies import cli, output
 
 FAMILY = """
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def results(saved):
 
 
 def fake_plots(monkeypatch) -> list:
-    """Stands in for foldwise.plots; a figure is a record of what would be drawn."""
+    """Stands in for foldwise.results.figures; a figure is a record of what would be drawn."""
     drawn = []
 
     def plot(name):
@@ -79,7 +80,7 @@ def fake_plots(monkeypatch) -> list:
         save_figures=save_figures,
         **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit", "chains")},
     )
-    monkeypatch.setitem(sys.modules, "foldwise.plots", module)
+    monkeypatch.setitem(sys.modules, "foldwise.results.figures", module)
     monkeypatch.setattr(fw, "plots", module, raising=False)
     return drawn
 
@@ -699,7 +700,7 @@ def test_plot_says_when_nothing_could_be_drawn(saved, plots, tmp_path, capsys, m
     def fail(figures, folder):
         raise ValueError("needs stored draws")
 
-    monkeypatch.setattr(sys.modules["foldwise.plots"], "save_figures", fail)
+    monkeypatch.setattr(sys.modules["foldwise.results.figures"], "save_figures", fail)
     message = fails(capsys, "plot", str(saved[0]), "--out", str(tmp_path / "figures"))
     assert "no figure of" in message and "needs stored draws" in message
     assert os.listdir(tmp_path) == []
@@ -721,7 +722,7 @@ def test_version_and_entry_point():
     import tomllib
 
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
-    assert project["project"]["scripts"] == {"foldwise": "foldwise.cli:main"}
+    assert project["project"]["scripts"] == {"foldwise": "foldwise.studies.cli:main"}
     with command("--version") as started:
         assert started.communicate()[0] == f"foldwise {fw.__version__}\n"
     assert started.returncode == 0

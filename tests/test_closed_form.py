@@ -100,7 +100,7 @@ def test_rungs_mend_poor_overlap(prepared, results):
     """Without its rungs, the largest group's bridge would rest on a handful of draws."""
     from dataclasses import replace
 
-    from foldwise.logscore import estimate
+    from foldwise.scores.logscore import estimate
 
     problem, _, _ = prepared("hierarchical")
     result = results("hierarchical", "log", "bridge", "draws")

@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
 import foldwise as fw
-from foldwise.compare import (
+from foldwise.results.compare import (
     REPLICATES,
     Pair,
     SeedWarning,
@@ -24,9 +24,9 @@ from foldwise.compare import (
     probability,
     stacking_weights,
 )
-from foldwise.diagnostics import Mixing
-from foldwise.results import CVResult, FoldWarning, finish_score
-from foldwise.rules import column
+from foldwise.results.result import CVResult, FoldWarning, finish_score
+from foldwise.scores.diagnostics import Mixing
+from foldwise.scores.rules import column
 
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 # the package may export the function under the module's name

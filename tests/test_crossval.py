@@ -6,8 +6,8 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise import sampler as sampler_module
-from foldwise.results import FoldWarning
+from foldwise.results.result import FoldWarning
+from foldwise.sampling import blocks as sampler_module
 
 
 def run(prepared, name="regression", **arguments):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from foldwise import datasets
+from foldwise.studies import datasets
 
 PUBLISHED = Path(os.environ.get("FOLDWISE_DATA", ""))
 needs_data = pytest.mark.skipif(
@@ -128,7 +128,7 @@ def test_cache_switched_off_or_not_writable(pair, monkeypatch, tmp_path):
 
 
 def test_default_cache_is_beside_the_compiled_programs(monkeypatch, tmp_path):
-    from foldwise.runtime import cache_dir
+    from foldwise.support.runtime import cache_dir
 
     monkeypatch.delenv("FOLDWISE_DATA", raising=False)
     monkeypatch.delenv("FOLDWISE_CACHE", raising=False)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 
-from foldwise import diagnostics
-from foldwise.accumulators import RunningSums
+from foldwise.scores import diagnostics
+from foldwise.scores.sums import RunningSums
 
 
 def chains(rng, folds, length, draws=100, correlation=0.3):

@@ -9,9 +9,9 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise import runtime
-from foldwise import sampler as sampler_module
-from foldwise.ladder import climbed
+from foldwise.sampling import blocks as sampler_module
+from foldwise.sampling.rungs import climbed
+from foldwise.support import runtime
 
 SUBSETS = [(1, *rest) for rest in product([0, 1], repeat=2)]
 

@@ -7,9 +7,9 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise.fit import FitError, FitWarning, check_draws
-from foldwise.nuts import Nuts
-from foldwise.sampler import MOST_STEPS, leapfrog_counts
+from foldwise.sampling.blocks import MOST_STEPS, leapfrog_counts
+from foldwise.sampling.fit import FitError, FitWarning, check_draws
+from foldwise.sampling.nuts import Nuts
 
 
 def test_draws_have_the_posterior_mean_and_covariance(prepared):

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import foldwise.folds
-from foldwise.folds import (
+from foldwise.folds import folds as folds_module
+from foldwise.folds.folds import (
     Folds,
     _make,
     from_labels,
@@ -255,7 +255,7 @@ def test_repr_states_ranges():
 
 
 def test_docstring_examples():
-    result = doctest.testmod(foldwise.folds)
+    result = doctest.testmod(folds_module)
     assert result.failed == 0
     assert result.attempted > 12
 

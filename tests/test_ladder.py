@@ -7,9 +7,9 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise import ladder
-from foldwise.ladder import Level, _step, _Way, climbed
-from foldwise.results import FoldWarning
+from foldwise.results.result import FoldWarning
+from foldwise.sampling import rungs as ladder
+from foldwise.sampling.rungs import Level, _step, _Way, climbed
 
 
 @cache

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import foldwise as fw
-from foldwise.metric import (
+from foldwise.sampling.metric import (
     far_metric,
     momentum,
     near_metric,
@@ -15,8 +15,8 @@ from foldwise.metric import (
     shrunk_covariance,
     velocity,
 )
-from foldwise.runtime import precision_context
-from foldwise.tuning import local_coordinates
+from foldwise.sampling.tuning import local_coordinates
+from foldwise.support.runtime import precision_context
 
 
 def random_covariance(rng, d):

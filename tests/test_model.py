@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import foldwise as fw
-from foldwise.evaluate import rows_at
+from foldwise.models.evaluate import rows_at
 
 Y = np.array([0.5, -1.0, 2.0, 0.1])
 

@@ -10,8 +10,8 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise import pooled
-from foldwise.progress import Progress
+from foldwise.sampling import pooled
+from foldwise.support.progress import Progress
 
 fitting = importlib.import_module("foldwise.fit")  # not the function of that name
 

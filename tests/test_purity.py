@@ -11,7 +11,7 @@ import xarray as xr
 from jax.scipy.special import gammaln
 
 import foldwise as fw
-from foldwise.evaluate import rows_at
+from foldwise.models.evaluate import rows_at
 
 N = 12
 Y = np.random.default_rng(0).normal(size=N)

@@ -10,8 +10,7 @@ import pytest
 import run_pages
 
 import foldwise as fw
-import foldwise.family
-import foldwise.model
+from foldwise.models import family, model
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,12 +47,14 @@ def test_every_public_name_is_in_the_reference():
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     listed = {name.split(".")[-1] for name in re.findall(r"^::: (foldwise\S*)", pages, re.M)}
     # the page of the figures shows the whole module
-    figures = {name for name in fw.__all__ if getattr(fw, name).__module__ == "foldwise.plots"}
+    figures = {
+        name for name in fw.__all__ if getattr(fw, name).__module__ == "foldwise.results.figures"
+    }
     assert set(fw.__all__) - figures <= listed
     assert all(f"`{name}`" in pages for name in figures)
 
 
-@pytest.mark.parametrize("module", [foldwise.family, foldwise.model], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [family, model], ids=lambda m: m.__name__)
 def test_docstring_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0

@@ -11,8 +11,8 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise import sampler as sampler_module
-from foldwise.sampler import leapfrog_counts
+from foldwise.sampling import blocks as sampler_module
+from foldwise.sampling.blocks import leapfrog_counts
 
 
 def run(problem, model, fit, folds, **arguments):

@@ -12,9 +12,9 @@ import scoringrules
 from scipy import stats
 
 import foldwise as fw
-from foldwise import rules
-from foldwise.results import total_units
-from foldwise.rules import Context, Drawn, Sample, column, jackknife
+from foldwise.results.result import total_units
+from foldwise.scores import rules
+from foldwise.scores.rules import Context, Drawn, Sample, column, jackknife
 
 BY_DRAWS = ("hyvarinen", "dss", "dss_pointwise", "mse", "rmse", "mae", "r2")
 SINGLE = (*BY_DRAWS, "crps", "scrps", "interval", "interval_0.5")

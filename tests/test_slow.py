@@ -6,10 +6,11 @@ import pytest
 from scipy.stats import binom
 
 import foldwise as fw
-from foldwise import diagnostics, evidence, results
-from foldwise.accumulators import RunningSums, Watch
-from foldwise.metric import FoldMetric
-from foldwise.tuning import first_metrics, local_coordinates
+from foldwise.results import result as results
+from foldwise.sampling.metric import FoldMetric
+from foldwise.sampling.tuning import first_metrics, local_coordinates
+from foldwise.scores import diagnostics, evidence
+from foldwise.scores.sums import RunningSums, Watch
 
 
 def autoregressions(rng, rho, *shape):

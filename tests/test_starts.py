@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import foldwise as fw
-from foldwise import starts as starting
-from foldwise.evaluate import gradients
-from foldwise.fit import FitWarning, full_data_fit
-from foldwise.pooled import Chains
+from foldwise.models.evaluate import gradients
+from foldwise.sampling import starts as starting
+from foldwise.sampling.fit import FitWarning, full_data_fit
+from foldwise.sampling.pooled import Chains
 
 
 def mixture(apart, weight, prior, init, rows=14):

@@ -15,9 +15,13 @@ import pytest
 import xarray as xr
 
 import foldwise as fw
-from foldwise import crossval, evidence, export, identity, storage, tuning
-from foldwise.metric import SharedMetric
-from foldwise.results import CVResult
+from foldwise import crossval
+from foldwise.results import export, identity
+from foldwise.results import files as storage
+from foldwise.results.result import CVResult
+from foldwise.sampling import tuning
+from foldwise.sampling.metric import SharedMetric
+from foldwise.scores import evidence
 
 MORE = 30
 

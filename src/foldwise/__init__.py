@@ -2,13 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from foldwise.adapters.numpyro import from_numpyro
-from foldwise.adapters.pymc import from_bambi, from_pymc
-from foldwise.compare import Comparison, compare
 from foldwise.crossval import cross_validate
-from foldwise.family import ModelFamily, model_family
-from foldwise.fit import Fit, fit
-from foldwise.folds import (
+from foldwise.folds.folds import (
     Folds,
     from_labels,
     from_splits,
@@ -23,12 +18,17 @@ from foldwise.folds import (
     spatial_block,
     stratified_k_fold,
 )
-from foldwise.model import Model
-from foldwise.results import CVResult, load, merge
-from foldwise.runtime import configure
+from foldwise.models.family import ModelFamily, model_family
+from foldwise.models.model import Model
+from foldwise.models.numpyro import from_numpyro
+from foldwise.models.pymc import from_bambi, from_pymc
+from foldwise.results.compare import Comparison, compare
+from foldwise.results.result import CVResult, load, merge
+from foldwise.sampling.fit import Fit, fit
+from foldwise.support.runtime import configure
 
 if TYPE_CHECKING:
-    from foldwise.plots import (
+    from foldwise.results.figures import (
         plot_chains,
         plot_difference,
         plot_errors,
@@ -86,11 +86,15 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # figures load matplotlib, so only when asked for
+    # figures load matplotlib and data sets pandas, so only when asked for
     if name in __all__ and name.startswith(("plot_", "save_figures")):
-        from foldwise import plots
+        from foldwise.results import figures
 
-        return getattr(plots, name)
+        return getattr(figures, name)
+    if name == "datasets":
+        from foldwise.studies import datasets
+
+        return datasets
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from foldwise.cli import main
+from foldwise.studies.cli import main
 
 sys.exit(main())

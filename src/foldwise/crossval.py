@@ -12,24 +12,12 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from foldwise import scores as scoring
-from foldwise.accumulators import GRID, RunningSums, Watch
-from foldwise.checks import check_count, check_name, resolve_seed
-from foldwise.diagnostics import DIVERGENT_LIMIT
-from foldwise.evaluate import gradients_program, rows_program
-from foldwise.evidence import Evidence
-from foldwise.family import ModelFamily
-from foldwise.fit import Fit, FitError, check_draws, full_data_fit
-from foldwise.folds import Folds
-from foldwise.ladder import LEAST_OVERLAP, climb
-from foldwise.logscore import ESTIMATORS
-from foldwise.metric import FoldMetric
-from foldwise.model import Model
-from foldwise.progress import Progress
-from foldwise.results import CVResult, summarise
-from foldwise.rules import CURVATURE, find_rule
-from foldwise.runtime import import_meanwhile
-from foldwise.sampler import (
+from foldwise.folds.folds import Folds
+from foldwise.models.evaluate import gradients_program, rows_program
+from foldwise.models.family import ModelFamily
+from foldwise.models.model import Model
+from foldwise.results.result import CVResult, summarise
+from foldwise.sampling.blocks import (
     FINEST,
     PILOTS,
     SEGMENT,
@@ -41,8 +29,10 @@ from foldwise.sampler import (
     share_blocks,
     tune_together,
 )
-from foldwise.scores import bridge_guess, estimate, total_slope
-from foldwise.tuning import (
+from foldwise.sampling.fit import Fit, FitError, check_draws, full_data_fit
+from foldwise.sampling.metric import FoldMetric
+from foldwise.sampling.rungs import LEAST_OVERLAP, climb
+from foldwise.sampling.tuning import (
     WATCHED,
     FullData,
     Locals,
@@ -54,6 +44,16 @@ from foldwise.tuning import (
     start_positions,
     watched_coordinates,
 )
+from foldwise.scores import estimate as scoring
+from foldwise.scores.diagnostics import DIVERGENT_LIMIT
+from foldwise.scores.estimate import bridge_guess, estimate, total_slope
+from foldwise.scores.evidence import Evidence
+from foldwise.scores.logscore import ESTIMATORS
+from foldwise.scores.rules import CURVATURE, find_rule
+from foldwise.scores.sums import GRID, RunningSums, Watch
+from foldwise.support.checks import check_count, check_name, resolve_seed
+from foldwise.support.progress import Progress
+from foldwise.support.runtime import import_meanwhile
 
 MEMORIES = ("draws", "online")
 PRECISIONS = ("float64", "float32")
@@ -288,7 +288,7 @@ def cross_validate(
         Which rows each fold leaves out.
     fit
         Full-data fit of this model; made here when left out, for small models by many short chains
-        that are tuned together (``foldwise.pooled``), else, or where these fail, by NUTS.
+        that are tuned together (``foldwise.sampling.pooled``), else, or where these fail, by NUTS.
     scores
         One name or several, all from one run; the first is the one that tables show. ``"log"`` is
         the joint log density of a fold's test rows, ``"log_pointwise"`` the sum of their log

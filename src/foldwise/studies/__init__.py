@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 import foldwise as fw
-from foldwise.report import LARGE_MCSE, SMALL_DIFFERENCE, WIDTH
+from foldwise.results.text import LARGE_MCSE, SMALL_DIFFERENCE, WIDTH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ def conduct(
 
     ``aim`` completes the sentence "A predicts ... better than B".
     """
-    from foldwise.output import figures  # which knows outcomes
+    from foldwise.studies.output import figures  # which knows outcomes
 
     whole = len(folds)
     if options.quick:

@@ -25,8 +25,7 @@ import numpy as np
 from jaxtyping import Float
 
 import foldwise as fw
-from foldwise import datasets
-from foldwise.studies import Options, Outcome, Plan, conduct, normal_log_density
+from foldwise.studies import Options, Outcome, Plan, conduct, datasets, normal_log_density
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +170,7 @@ def _years(data: pd.DataFrame) -> Float[np.ndarray, " month"]:
 
 def plot_series(data: pd.DataFrame) -> Figure:
     """Outbound passengers by month."""
-    from foldwise.plots import styled_figure
+    from foldwise.results.figures import styled_figure
 
     with styled_figure() as figure:
         axes = figure.add_subplot()
@@ -185,7 +184,7 @@ SPANS = {"month-on-month": 1, "year-on-year": 12}
 
 def plot_growth(data: pd.DataFrame) -> Figure:
     """Both growth rates by month."""
-    from foldwise.plots import styled_figure
+    from foldwise.results.figures import styled_figure
 
     with styled_figure() as figure:
         panels = figure.subplots(2, 1, sharex=True)
@@ -208,7 +207,7 @@ def spectrum(
 
 def plot_spectrum(data: pd.DataFrame) -> Figure:
     """Power spectra of both growth rates: seasons are peaks at whole cycles a year."""
-    from foldwise.plots import styled_figure
+    from foldwise.results.figures import styled_figure
 
     with styled_figure() as figure:
         panels = figure.subplots(2, 1, sharex=True)

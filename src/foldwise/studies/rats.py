@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import foldwise as fw
-from foldwise import datasets
 from foldwise.studies import (
     Options,
     Outcome,
     Plan,
     conduct,
+    datasets,
     log_gamma_prior,
     normal_log_density,
 )

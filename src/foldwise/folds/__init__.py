@@ -1,0 +1,1 @@
+"""Which rows each fold trains on and tests."""

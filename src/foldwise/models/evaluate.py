@@ -1,0 +1,190 @@
+"""A model at many points: its rows, its gradients, and HMC trajectories through it.
+
+Everything that needs the model outside the folds' program and NUTS comes from here, so that few
+programs have to be compiled. A gradient is a trajectory of one step of length zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from foldwise.sampling.kernel import leapfrog
+from foldwise.sampling.metric import FOLD_METRIC_DIMENSION, PlainMetric
+from foldwise.support.runtime import compiled, lanes
+
+if TYPE_CHECKING:
+    from foldwise.models.model import Model
+
+# Points in one call, fewer where there are more row values than this.
+_POINTS, _ROW_VALUES = 100, 2**19
+# Points whose row values (8 bytes each) stay in the cache of a core are evaluated side by side.
+_CACHE_VALUES = 2**18
+
+
+class Points(NamedTuple):
+    """Where trajectories start; ``train`` marks the rows whose posterior they are on."""
+
+    position: Float[Any, "point d"]
+    momentum: Float[Any, "point d"]
+    gradient: Float[Any, "point d"]
+    train: Bool[Any, "point row"]
+
+
+class Motion(NamedTuple):
+    """How all of them move."""
+
+    step: Float[Any, ""]
+    n_steps: Int[Any, ""]
+    covariance: Float[Any, "d d"] | Float[Any, " d"]
+
+
+class Ends(NamedTuple):
+    """Where trajectories end, and the log density and gradient of the posterior there."""
+
+    position: Float[np.ndarray, "point d"]
+    momentum: Float[np.ndarray, "point d"]
+    log_density: Float[np.ndarray, " point"]
+    gradient: Float[np.ndarray, "point d"]
+
+
+def trajectories(
+    model: Model,
+    position: Float[np.ndarray, "point d"],
+    momentum: Float[np.ndarray, "point d"],
+    gradient: Float[np.ndarray, "point d"],
+    train: Bool[np.ndarray, "point row"],
+    motion: Motion,
+) -> Ends:
+    """Follow every point, with its momentum and gradient, along its HMC trajectory."""
+    size, found = _call_size(model), []
+    program = gradients_program(model)
+    for first in range(0, len(position), size):
+        chosen = np.arange(first, min(first + size, len(position)))
+        padded = np.resize(chosen, size)
+        points = Points(position[padded], momentum[padded], gradient[padded], train[padded])
+        found.append([part[: len(chosen)] for part in program(points, motion)])
+    return Ends(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def gradients(
+    model: Model,
+    position: Float[np.ndarray, "point d"],
+    train: Bool[np.ndarray, "point row"] | None = None,
+) -> Ends:
+    """Log densities and gradients at points, given the rows ``train``; None: given all."""
+    nothing = np.zeros_like(position)
+    if train is None:
+        train = np.ones((1, model.n_obs), bool)
+    train = np.broadcast_to(train, (len(position), model.n_obs))
+    return trajectories(model, position, nothing, nothing, train, _standing(model))
+
+
+def _standing(model: Model) -> Motion:
+    d = model.dimension
+    dense = d <= FOLD_METRIC_DIMENSION
+    return Motion(np.float64(0.0), np.int32(1), np.zeros((d, d) if dense else d))
+
+
+def gradients_program(model: Model) -> Any:
+    """The program of :func:`trajectories` and :func:`gradients`."""
+
+    def follow(points: Points, motion: Motion) -> tuple[Array, ...]:
+        return _follow(model, points, motion)
+
+    size = _call_size(model)
+    nothing = np.zeros((size, model.dimension))
+    points = Points(nothing, nothing, nothing, np.zeros((size, model.n_obs), bool))
+    return compiled(model, follow, points, _standing(model))
+
+
+def _follow(model: Model, points: Points, motion: Motion) -> tuple[Array, ...]:
+    def of_point(point: tuple[Array, Array]) -> tuple[Array, Array]:
+        position, train = point
+
+        def log_density(q: Array) -> Array:
+            rows = jnp.where(train, model.flat_log_likelihood(q), 0.0)
+            return model.flat_log_prior(q) + rows.sum()
+
+        return jax.value_and_grad(log_density)(position)
+
+    count = len(points.position)
+    together = _largest_divisor(count, max(1, _CACHE_VALUES // model.n_obs))
+
+    def density(q: Array) -> tuple[Array, Array, Array]:
+        here = (q[0], points.train)
+        if together == count:
+            value, gradient = jax.vmap(of_point)(here)
+        else:
+            value, gradient = jax.lax.map(of_point, here, batch_size=together)
+        return value[None], gradient[None], value[None]
+
+    start = (points.momentum, points.position, *jnp.zeros((1, count)), points.gradient)
+    p, q, value, gradient, _ = leapfrog(
+        tuple(part[None] for part in (*start, start[2])),
+        motion.step[None],
+        motion.n_steps[None],
+        density,
+        PlainMetric(motion.covariance),
+    )
+    return q[0], p[0], value[0], gradient[0]
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(k for k in range(1, min(number, limit) + 1) if number % k == 0)
+
+
+def _call_size(model: Model) -> int:
+    points = max(1, min(_POINTS, _ROW_VALUES // model.n_obs))
+    return -(-points // lanes()) * lanes()
+
+
+def rows_at(
+    model: Model, flat: Float[np.ndarray, "draw d"]
+) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
+    """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
+    return _in_batches(*rows_program(model), flat)
+
+
+def rows_program(model: Model) -> tuple[Any, int]:
+    """The program of :func:`rows_at`, and the size of its batches."""
+
+    def prior_and_rows(q: Array) -> tuple[Array, Array]:
+        return model.flat_log_prior(q), model.flat_log_likelihood(q)
+
+    return _batch_program(model, prior_and_rows)
+
+
+def derivatives_at(
+    model: Model, flat: Float[np.ndarray, "draw d"]
+) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
+    """First and second derivatives of row log densities by the observed values, likewise."""
+    return _in_batches(*_batch_program(model, model.flat_derivatives), flat)
+
+
+def _batch_program(
+    model: Model, function: Callable[[Array], tuple[Array, Array]]
+) -> tuple[Any, int]:
+    """``function`` at flat positions, in batches of about 32 MB of row values a lane."""
+
+    def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, Array]:
+        return jax.lax.map(function, draws, batch_size=8)
+
+    batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
+    shape = np.zeros((batch, model.dimension))
+    return compiled(model, evaluate, shape, (), "float64", function.__name__), batch
+
+
+def _in_batches(
+    program: Any, batch: int, flat: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for first in range(0, len(flat), batch):
+        part = flat[first : first + batch]
+        padded = np.resize(part, (batch, part.shape[1]))
+        one, two = program(padded, ())
+        yield one[: len(part)], two[: len(part)]

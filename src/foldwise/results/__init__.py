@@ -1,0 +1,1 @@
+"""What cross_validate gives: results, comparisons, print-outs, files, figures."""

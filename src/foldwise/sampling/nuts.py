@@ -1,0 +1,272 @@
+"""NUTS with Stan's window adaptation, from BlackJAX.
+
+Warm-up and sampling are one compiled program that runs the chains side by side on all cores, a
+segment of iterations at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from foldwise.models.evaluate import gradients
+from foldwise.models.model import Model
+from foldwise.support.progress import Progress
+from foldwise.support.runtime import compiled, lanes, precision_context
+
+_SEGMENT = 100
+# A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
+# which costs more than it saves beyond a few parameters.
+DENSE_WINDOWS = 20
+# Leapfrog steps of NUTS's deepest tree, of depth 10.
+_DEEPEST = 1023
+# Iterations in which the step size alone is tuned, once coordinates have been changed.
+_RETUNE = 150
+# By how much the acceptance to which step sizes adapt is over 0.8: at first, and where transitions
+# diverge.
+_CAUTION = (0.0, 0.15, 0.19)
+
+
+class _Chain(NamedTuple):
+    """One NUTS chain and its adaptation."""
+
+    key: UInt32[Any, " 2"]
+    nuts: Any
+    step_size: Any
+    mass: Any
+
+
+class _Schedule(NamedTuple):
+    """What the iterations of one segment do.
+
+    ``caution`` is what acceptance must have beyond 0.8. ``root`` is empty, or a matrix: chains then
+    move in coordinates z, the position is root z.
+    """
+
+    slow: Bool[Any, " draw"]
+    window_end: Bool[Any, " draw"]
+    adapting: Bool[Any, " draw"]
+    first: Int[Any, ""]
+    draws: Int[Any, ""]
+    caution: Float[Any, ""]
+    root: tuple[Float[Any, "d d"], ...]
+
+
+class Nuts:
+    """NUTS chains of the full-data posterior that can be taken further.
+
+    ``positions`` and ``divergent`` hold all draws after the first warm-up, ``gradients`` counts
+    what everything took.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        seed: int,
+        starts: Float[np.ndarray, "chain d"],
+        bar: Progress,
+    ):
+        self.model, self.chains, self.bar = model, len(starts), bar
+        copies = np.resize(np.arange(self.chains), -(-self.chains // lanes()) * lanes())
+        self._states = _first_states(model, starts[copies], seed)
+        self._root: tuple[np.ndarray, ...] = ()
+        self.caution = 0
+        self._done = self.gradients = 0
+        self.positions = np.zeros((self.chains, 0, model.dimension))
+        self.divergent = np.zeros((self.chains, 0), bool)
+
+    def warm_up(self, iterations: int) -> None:
+        """Stan's windows; fewer iterations where the step size collapses, which is hopeless."""
+        from blackjax.adaptation.window_adaptation import build_schedule
+
+        self._compile()
+        self.bar.start(f"warm-up of the full-data fit{self.model.label}", iterations)
+        table = np.asarray(build_schedule(iterations))
+        for first in range(0, iterations, _SEGMENT):
+            self._run(table[first : first + _SEGMENT], adapting=True)
+            if first >= iterations // 2 and self.collapsed:
+                break
+
+    def draw(self, count: int) -> None:
+        """``count`` more draws of every chain."""
+        self._compile()
+        self.bar.start(f"full-data fit{self.model.label}", count)
+        found = [
+            self._run(np.zeros((min(_SEGMENT, count - first), 2), int), adapting=False)
+            for first in range(0, count, _SEGMENT)
+        ]
+        positions, divergent = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+        self.positions = np.concatenate([self.positions, positions], axis=1)
+        self.divergent = np.concatenate([self.divergent, divergent], axis=1)
+
+    def retune(
+        self,
+        covariance: Float[np.ndarray, "d d"] | None,
+        starts: Float[np.ndarray, "chain d"],
+        caution: int,
+    ) -> None:
+        """Go on from ``starts`` in coordinates in which ``covariance`` is the identity.
+
+        A matrix of all correlations, where Stan's windows learn variances only; BlackJAX would
+        factorise it in every iteration. None: the metric remains. ``caution`` counts how many times
+        the steps are to be finer than at first.
+        """
+        copies = np.resize(np.arange(self.chains), len(self._states.key))
+        if covariance is not None:
+            self._root = (np.linalg.cholesky(covariance),)
+        fresh = _first_states(self.model, starts[copies], 0, self._root)
+        if covariance is not None:
+            self._states = fresh._replace(key=self._states.key)
+        else:
+            self._states = self._states._replace(nuts=fresh.nuts)
+            if caution == self.caution:
+                return
+            self._states = self._states._replace(step_size=fresh.step_size)
+        self.caution = min(caution, len(_CAUTION) - 1)
+        self._compile()
+        self.bar.start(f"tuning the full-data fit{self.model.label} anew", _RETUNE)
+        for first in range(0, _RETUNE, _SEGMENT):
+            part = min(_SEGMENT, _RETUNE - first)
+            self._run(np.zeros((part, 2), int), adapting=True)
+
+    @property
+    def drawn(self) -> int:
+        """Draws of each chain so far."""
+        return self.positions.shape[1]
+
+    @property
+    def step_size(self) -> Float[np.ndarray, " chain"]:
+        """Step size of each chain."""
+        return np.exp(self._states.step_size.log_step_size_avg[: self.chains])
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the deepest tree of the median chain spans less than a posterior sd."""
+        return bool(np.median(self.step_size) * _DEEPEST < 1.0)
+
+    def _compile(self) -> None:
+        self.bar.start(f"compiling the full-data fit{self.model.label}")
+        self._program(self._schedule(np.zeros((0, 2), int), False)).ready()
+
+    def _program(self, schedule: _Schedule) -> Any:
+        model = self.model
+
+        def segment(states: Any, schedule: Any) -> Any:
+            return _nuts_segment(model, states, schedule)
+
+        return compiled(model, segment, self._states, schedule)
+
+    def _schedule(self, table: np.ndarray, adapting: bool) -> _Schedule:
+        part = np.zeros((_SEGMENT, 2), int)
+        part[: len(table)] = table
+        numbers = np.int32(self._done), np.int32(len(table)), np.float64(_CAUTION[self.caution])
+        slow, window_end = part[:, 0] == 1, part[:, 1] == 1
+        return _Schedule(slow, window_end, np.full(_SEGMENT, adapting), *numbers, self._root)
+
+    def _run(self, table: np.ndarray, adapting: bool) -> tuple[np.ndarray, np.ndarray]:
+        """One segment: positions and which transitions diverged."""
+        schedule = self._schedule(table, adapting)
+        self._states, positions, divergent, steps = self._program(schedule)(self._states, schedule)
+        self._done += len(table)
+        self.gradients += int(steps[: self.chains].sum())
+        self.bar.advance(len(table))
+        return positions[: self.chains, : len(table)], divergent[: self.chains, : len(table)]
+
+
+def _adaptation(model: Model) -> tuple[Any, Any]:
+    """Adaptation of the step size, and of a mass matrix that is dense in few dimensions."""
+    from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
+    from blackjax.adaptation.step_size import dual_averaging_adaptation
+
+    diagonal = model.dimension > DENSE_WINDOWS
+    return dual_averaging_adaptation(0.8), mass_matrix_adaptation(diagonal)
+
+
+def _first_states(
+    model: Model,
+    position: Float[np.ndarray, "chain d"],
+    seed: int,
+    root: tuple[Float[np.ndarray, "d d"], ...] = (),
+) -> _Chain:
+    """Every chain at its start, from what is compiled already: JAX would compile for it."""
+    from blackjax.mcmc.hmc import HMCState
+
+    step, mass = _adaptation(model)
+    chains = len(position)
+    words = [np.random.SeedSequence([seed, 7, k]).generate_state(4)[2:] for k in range(chains)]
+    keys = np.stack(words).astype(np.uint32)
+    with precision_context("float64"):
+        # BlackJAX starts from weakly typed numbers; a state that is saved and restored is not
+        typed = jax.jit(
+            lambda: jax.tree.map(jnp.asarray, (step[0](1.0), mass[0](model.dimension)))
+        )()
+    here = gradients(model, position)
+    gradient = here.gradient
+    if root:
+        position, gradient = np.linalg.solve(root[0], position.T).T, gradient @ root[0]
+    adaptation = jax.tree.map(lambda a: np.stack([np.asarray(a)] * chains), typed)
+    state = HMCState(position, here.log_density, gradient)
+    return _Chain(keys, state, *adaptation)
+
+
+def _nuts_segment(
+    model: Model, chains: _Chain, schedule: _Schedule
+) -> tuple[_Chain, Array, Array, Array]:
+    """Run each chain of a lane in turn: NUTS in lock-step would wait for the longest tree."""
+    from blackjax.mcmc import nuts
+
+    kernel = nuts.build_kernel()
+    step, mass = _adaptation(model)
+
+    def position_of(z: Array) -> Array:
+        return schedule.root[0] @ z if schedule.root else z
+
+    def density(z: Array) -> Array:
+        q = position_of(z)
+        return model.flat_log_prior(q) + model.flat_log_likelihood(q).sum()
+
+    def iterate(i: Array, carry: tuple[_Chain, Array, Array, Array]) -> tuple[Any, ...]:
+        chain, positions, divergent, steps = carry
+        now = jax.random.fold_in(jax.random.wrap_key_data(chain.key), schedule.first + i)
+        adapting = schedule.adapting[i]
+        log_step = jnp.where(
+            adapting, chain.step_size.log_step_size, chain.step_size.log_step_size_avg
+        )
+        state, info = kernel(
+            now, chain.nuts, density, jnp.exp(log_step), chain.mass.inverse_mass_matrix
+        )
+        adapted = _adapt_chain(chain, state, info, schedule, i, step, mass)
+        chain = chain._replace(nuts=state, step_size=adapted[0], mass=adapted[1])
+        positions = positions.at[i].set(position_of(state.position))
+        divergent = divergent.at[i].set(info.is_divergent)
+        return chain, positions, divergent, steps + info.num_integration_steps
+
+    def run(chain: _Chain) -> tuple[Any, ...]:
+        positions = jnp.zeros((_SEGMENT, model.dimension))
+        divergent = jnp.zeros(_SEGMENT, bool)
+        start = (chain, positions, divergent, jnp.int32(0))
+        return jax.lax.fori_loop(0, schedule.draws, iterate, start)
+
+    return jax.lax.map(run, chains)
+
+
+def _adapt_chain(
+    chain: _Chain, state: Any, info: Any, schedule: _Schedule, i: Array, step: Any, mass: Any
+) -> tuple[Any, Any]:
+    """Stan's windows: the step size always adapts, the mass matrix in slow windows."""
+
+    def where(condition: Array, new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+    new_step = where(
+        schedule.adapting[i],
+        step[1](chain.step_size, info.acceptance_rate - schedule.caution),
+        chain.step_size,
+    )
+    new_mass = where(schedule.slow[i], mass[1](chain.mass, state.position), chain.mass)
+    end = schedule.window_end[i]
+    return where(end, step[0](step[2](new_step)), new_step), where(end, mass[2](new_mass), new_mass)

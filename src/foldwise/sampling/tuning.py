@@ -1,0 +1,388 @@
+"""What the folds take from the full-data fit: partner draws, starting points, metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from foldwise.folds.folds import Folds
+from foldwise.models.evaluate import gradients, rows_at
+from foldwise.models.model import Model
+from foldwise.sampling.blocks import Refine
+from foldwise.sampling.fit import Fit
+from foldwise.sampling.metric import (
+    DENSE_DIMENSION,
+    FOLD_METRIC_DIMENSION,
+    FoldMetric,
+    LocalCoordinates,
+    Metric,
+    SharedMetric,
+    far_metric,
+    near_metric,
+    rung_curvature,
+    shared_metric,
+)
+from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
+from foldwise.support.runtime import compiled, lanes
+from foldwise.support.special import logsumexp
+
+# Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
+_FULL_VALUES = 2**27
+# Folds times dimension^2 for a metric of each fold's own (8 bytes each, three arrays).
+_METRIC_VALUES = 2**26
+# Draws at which a coordinate must have no gradient to count as local.
+_LOCAL_DRAWS = 3
+# Points at which a fold's curvature is averaged; two in more dimensions.
+POINTS, MANY_POINTS_DIMENSION = 4, 50
+# Folds whose curvature is computed in one call.
+_AT_ONCE = 32
+# Coordinates of a fold that are watched, and full-data draws by which they are chosen.
+WATCHED, _WATCH_DRAWS = 100, 500
+
+
+@dataclass(frozen=True)
+class FullData:
+    """The full-data draws as the folds see them.
+
+    ``joint`` is the log density of each fold's test rows at each draw, ``held_out`` that of all
+    rows outside its training set, ``rows`` the log mean density of each test row. ``positions``
+    are the draws, ``chains`` chains one after another, in batches of ``length`` draws for errors.
+    """
+
+    positions: Float[np.ndarray, "draw d"]
+    chains: int
+    length: int
+    joint: Float[np.ndarray, "fold draw"]
+    held_out: Float[np.ndarray, "fold draw"]
+    rows: Float[np.ndarray, " row"]
+
+
+def partner_draws(fit: Fit, folds: int) -> tuple[Float[np.ndarray, "chain draw d"], int]:
+    """The full-data draws used by the folds, and the length of their batches.
+
+    They are thinned if there are very many of both. Batches hold sqrt(draws) draws, and several
+    autocorrelation times of the slowest parameter, as long as ``LEAST_BATCHES`` fit into a chain.
+    Where chains are short ones laid end to end, a batch is a number of whole ones.
+    """
+    positions, piece = fit.end_to_end
+    thin = max(1, -(-positions.shape[0] * positions.shape[1] * folds // _FULL_VALUES))
+    positions, piece = positions[:, ::thin], max(piece // thin, 1)
+    chains, draws, _ = positions.shape
+    time = chains * draws / max(float(np.nanmin(fit.ess)), 1.0)
+    length = max(int(np.sqrt(draws)), int(np.ceil(BATCH_TIMES * time)), piece)
+    length = min(length, max(draws // LEAST_BATCHES, 1))
+    return positions, max(length // piece, 1) * piece
+
+
+def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
+    """Evaluate every fold's left-out rows at the full-data draws."""
+    by_chain, length = partner_draws(fit, len(folds))
+    chains, positions = len(by_chain), by_chain.reshape(-1, model.dimension)
+    joint = np.empty((len(folds), len(positions)))
+    complete = bool(np.all(folds.n_train + folds.n_test == folds.n))
+    held_out = joint if complete else np.empty_like(joint)
+    log_sum = np.full(model.n_obs, -np.inf)
+    done = 0
+    for _, rows in rows_at(model, positions):
+        part = slice(done, done + len(rows))
+        joint[:, part] = np.add.reduceat(rows[:, folds.test_rows], folds.test_start[:-1], axis=1).T
+        if not complete:
+            held_out[:, part] = _outside_training(rows, folds).T
+        with np.errstate(invalid="ignore"):
+            log_sum = np.logaddexp(log_sum, logsumexp(rows, axis=0))
+        done += len(rows)
+    log_mean = log_sum - np.log(len(positions))
+    rows = log_mean[folds.test_rows]
+    return FullData(positions, chains, length, joint, held_out, rows)
+
+
+def _outside_training(rows: Float[np.ndarray, "draw row"], folds: Folds) -> np.ndarray:
+    def running(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros((len(values), 1)), values.cumsum(axis=1)], axis=1)
+
+    upto, dropped = running(rows), running(rows[:, folds.dropped_rows])
+    inside = upto[:, folds.train_stop] - upto[:, folds.train_start]
+    gone = dropped[:, folds.dropped_start[1:]] - dropped[:, folds.dropped_start[:-1]]
+    return upto[:, -1:] - inside + gone
+
+
+def start_positions(
+    positions: Float[np.ndarray, "draw d"],
+    held_out: Float[np.ndarray, "fold draw"],
+    folds: Folds,
+    chains: int,
+    seed: int,
+    rung: int = 0,
+) -> Float[np.ndarray, "fold chain d"]:
+    """Distinct full-data draws near each fold's posterior.
+
+    Drawn with weights exp(-held_out), ``held_out`` the log density of the rows left out, capped at
+    1 / (5 chains), which keeps starts dispersed enough for R-hat to mean something. (Smoothing
+    the weights' tail first would only change weights that the cap levels.)
+    """
+    chosen = np.empty((len(folds), chains), np.int64)
+    for k, (number, log_density) in enumerate(zip(folds.index, held_out, strict=True)):
+        log_weight = -np.where(np.isfinite(log_density), log_density, np.inf)
+        log_weight -= logsumexp(log_weight)
+        log_weight = np.maximum(np.minimum(log_weight, -np.log(5 * chains)), -700.0)
+        rng = np.random.default_rng([seed, 4, int(number), rung])
+        ranked = log_weight + rng.gumbel(size=len(log_weight))
+        chosen[k] = np.argpartition(-ranked, chains)[:chains]
+    return positions[chosen]
+
+
+def watched_coordinates(
+    fit: Fit, full: FullData, most: int = WATCHED
+) -> Int[np.ndarray, "fold direction"]:
+    """The coordinates of each fold that are recorded to see how slowly its chains move.
+
+    All of them where there are no more than ``most``; else half as many that are slowest in the
+    full-data fit, and half as many with which, over the full-data draws, the fold's score goes
+    together most.
+    """
+    folds, d = len(full.joint), fit.positions.shape[-1]
+    if d <= most:
+        return np.broadcast_to(np.arange(d), (folds, d))
+    slowest = np.argsort(fit.ess, kind="stable")[: most // 2]
+    some = np.linspace(0, len(full.positions) - 1, _WATCH_DRAWS).astype(int)
+    positions = full.positions[some] - full.positions[some].mean(axis=0)
+    positions /= np.maximum(positions.std(axis=0), np.finfo(float).tiny ** 0.5)
+    score = full.joint[:, some]
+    together = np.abs(np.nan_to_num(score - score.mean(axis=1, keepdims=True)) @ positions)
+    together[:, slowest] = -1.0
+    closest = np.argpartition(-together, most - most // 2, axis=1)[:, : most - most // 2]
+    return np.concatenate([np.broadcast_to(slowest, (folds, most // 2)), closest], axis=1)
+
+
+def pilot_positions(
+    full: FullData, pilots: int, chains: int, seed: int
+) -> Float[np.ndarray, "pilot chain d"]:
+    """Full-data draws for the pilots."""
+    rng = np.random.default_rng([seed, 2])
+    return full.positions[rng.choice(len(full.positions), (pilots, chains))]
+
+
+@dataclass(frozen=True)
+class Locals:
+    """Which coordinates are local to each fold, and the curvature of their prior.
+
+    ``tied`` marks folds some of whose local coordinates the prior ties to each other, like the
+    future of a random walk: their scale is not that of each coordinate by itself. ``improper``
+    marks folds without a posterior: some coordinate changes neither their training rows' log
+    likelihood nor the log prior.
+    """
+
+    local: Bool[np.ndarray, "fold d"]
+    curvature: Float[np.ndarray, " d"]
+    tied: Bool[np.ndarray, " fold"]
+    improper: Bool[np.ndarray, " fold"]
+
+
+def first_metrics(
+    model: Model,
+    folds: Folds,
+    fit: Fit,
+    found: Locals,
+    start: Float[np.ndarray, "fold chain d"],
+    pilots: int,
+) -> tuple[Metric, Metric, Refine | None, Bool[np.ndarray, " fold"]]:
+    """Metric of every fold, that of the full data for the pilots, how to refine the first, where.
+
+    Folds far from the full data get theirs from where their chains are, refined during warm-up.
+    """
+    S, far = fit.covariance, _far(folds) | found.tied
+    if not (fold_metrics_fit(model, folds) or (far.any() and _matrices_fit(model, folds))):
+        shared = shared_metric(S, found.local, found.curvature)
+        return shared, nothing_local(shared, pilots), None, np.zeros(len(folds), bool)
+    own = near_metric(S, found.local, np.broadcast_to(found.curvature, found.local.shape))
+    nothing = np.zeros((pilots, model.dimension), bool)
+    full = near_metric(S, nothing, np.ones(nothing.shape))
+
+    def refine(
+        members: Int[np.ndarray, " member"], positions: Float[np.ndarray, "member chain d"]
+    ) -> FoldMetric:
+        return far_metric(S, curvatures(model, folds[members], positions))
+
+    if far.any():
+        for part, new in zip(own, refine(np.flatnonzero(far), start[far]), strict=True):
+            part[far] = new
+    return own, full, refine, far
+
+
+def rung_metric(
+    fit: Fit,
+    found: Locals,
+    metric: Metric,
+    members: Int[np.ndarray, " member"],
+    temper: Float[np.ndarray, " member"],
+) -> Metric:
+    """Metric of rungs of the folds ``members``, whose test rows weigh ``temper``."""
+    local = found.local[members]
+    curvature = rung_curvature(
+        fit.covariance, np.broadcast_to(found.curvature, local.shape), temper
+    )
+    if isinstance(metric, FoldMetric):
+        return near_metric(fit.covariance, local, curvature)
+    parts = LocalCoordinates(*(part[members] for part in metric.folds))
+    return metric._replace(folds=parts._replace(curvature=np.where(local, curvature, 1.0)))
+
+
+def _points(model: Model) -> int:
+    return POINTS if model.dimension <= MANY_POINTS_DIMENSION else 2
+
+
+def _far(folds: Folds) -> Bool[np.ndarray, " fold"]:
+    """Folds that train on less than half of the rows, as early leave-future-out folds do."""
+    return folds.n_train < 0.5 * folds.n
+
+
+def fold_metrics_fit(model: Model, folds: Folds) -> bool:
+    """Whether each fold gets its own metric: few parameters, and memory for all of them."""
+    return model.dimension <= FOLD_METRIC_DIMENSION and _matrices_fit(model, folds)
+
+
+def _matrices_fit(model: Model, folds: Folds) -> bool:
+    """Whether a matrix for each fold is worth its time and memory where folds are far."""
+    d = model.dimension
+    return d <= DENSE_DIMENSION and len(folds) * d * d <= _METRIC_VALUES
+
+
+def curvatures(
+    model: Model, folds: Folds, positions: Float[np.ndarray, "fold chain d"]
+) -> Float[np.ndarray, "fold d d"]:
+    """Mean curvature (minus the Hessian) of each fold's log density at some of its positions.
+
+    Where it is not finite, it is that of a standard normal in every parameter.
+    """
+    positions = positions[:, np.arange(_points(model)) % positions.shape[1]]
+    found = []
+    for first in range(0, len(positions), _AT_ONCE):
+        members = np.arange(first, min(first + _AT_ONCE, len(positions)))
+        sharded = (folds.train_mask(members), positions[members])
+        found.append(_batched(model, _curvature(model), sharded, ()))
+    curvature = np.concatenate(found)
+    curvature = 0.5 * (curvature + np.swapaxes(curvature, 1, 2))
+    finite = np.isfinite(curvature).all(axis=(1, 2))
+    return np.where(finite[:, None, None], curvature, np.eye(model.dimension))
+
+
+def _curvature(model: Model) -> Any:
+    def curvature(folds: tuple[Array, Array], _: tuple[()]) -> Array:
+        def of_fold(fold: tuple[Array, Array]) -> Array:
+            train, points = fold
+
+            def log_density(q: Array) -> Array:
+                rows = jnp.where(train, model.flat_log_likelihood(q), 0.0)
+                return model.flat_log_prior(q) + rows.sum()
+
+            return -jax.lax.map(jax.hessian(log_density), points).mean(axis=0)
+
+        return jax.lax.map(of_fold, folds)
+
+    return curvature
+
+
+def nothing_local(metric: SharedMetric, copies: int) -> SharedMetric:
+    """The shared metric for ``copies`` of the full-data posterior."""
+    d, width = metric.folds.regression.shape[1:]
+    nothing = LocalCoordinates(
+        np.zeros((copies, d), bool),
+        np.ones((copies, d)),
+        np.zeros((copies, width), np.int32),
+        np.zeros((copies, d, width)),
+    )
+    return metric._replace(folds=nothing)
+
+
+def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
+    """Coordinates without training information by fold, and the curvature of the log prior.
+
+    A coordinate is local to a fold if the training rows change nothing, not a bit, about the
+    gradient of the log density in it, at a few draws.
+    """
+    spread = np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)
+    points, found = fit.flat[spread], []
+    of_prior = gradients(model, points, _no_rows(model)).gradient
+    for first in range(0, len(folds), _AT_ONCE):
+        members = np.arange(first, min(first + _AT_ONCE, len(folds)))
+        train = np.repeat(folds.train_mask(members), _LOCAL_DRAWS, axis=0)
+        gradient = gradients(model, np.tile(points, (len(members), 1)), train).gradient
+        by_fold = gradient.reshape(len(members), *points.shape)
+        found.append(np.all(by_fold == of_prior, axis=1))
+    curvature = _prior_curvature(model, fit)
+    positive = np.isfinite(curvature) & (curvature > 0)
+    # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
+    uninformed, flat = np.concatenate(found), (of_prior == 0.0).all(axis=0)
+    local, curvature = uninformed & positive, np.where(positive, curvature, 1.0)
+    improper = (uninformed & flat).any(axis=1)
+    # parameters of the prior, which no row informs of itself, are tied to what they are of
+    of_rows = (gradients(model, points).gradient != of_prior).any(axis=0)
+    tied = _tied(model, fit, local & of_rows, curvature)
+    return Locals(local, curvature, tied, improper)
+
+
+def _tied(
+    model: Model, fit: Fit, local: Bool[np.ndarray, "fold d"], curvature: Float[np.ndarray, " d"]
+) -> Bool[np.ndarray, " fold"]:
+    """Folds whose local coordinates are tied to each other by the prior.
+
+    Moving all of them at once, by v with random signs, changes the gradient of the log prior by
+    minus its curvature times v; where coordinates are not tied that is the curvature of each times
+    its own v. A difference of a tenth of the curvature counts.
+    """
+    several = np.flatnonzero(local.sum(axis=1) > 1)
+    tied = np.zeros(len(local), bool)
+    if not several.size:
+        return tied
+    point, spread = fit.central_draws(1)[0], 1e-3 / np.sqrt(curvature)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=local.shape[1])
+    for first in range(0, len(several), _AT_ONCE):
+        members = several[first : first + _AT_ONCE]
+        move = np.where(local[members], signs * spread, 0.0)
+        either = np.concatenate([point - move, point + move])
+        before, after = np.split(gradients(model, either, _no_rows(model)).gradient, 2)
+        alone = curvature * move
+        excess = np.abs(0.5 * (before - after) - alone) > 0.1 * np.abs(alone)
+        tied[members] = (excess & local[members]).any(axis=1)
+    return tied
+
+
+def _no_rows(model: Model) -> Bool[np.ndarray, "1 row"]:
+    return np.zeros((1, model.n_obs), bool)
+
+
+def _prior_curvature(model: Model, fit: Fit) -> Float[np.ndarray, " d"]:
+    """Curvature of the log prior in every coordinate, near the posterior mean.
+
+    Central differences of its gradient, (g_i(q - h e_i) - g_i(q + h e_i)) / (2 h) with h a
+    thousandth of the posterior sd: a scale for HMC, which needs no more digits. Zero where the
+    difference is no more than rounding.
+    """
+    d, point = model.dimension, fit.central_draws(1)[0]
+    spread = np.maximum(1e-3 * fit.flat.std(axis=0), 1e-10 * np.abs(point))
+    before, after = np.empty(d), np.empty(d)
+    for first in range(0, d, _AT_ONCE):
+        chosen = np.arange(first, min(first + _AT_ONCE, d))
+        moved = np.zeros((len(chosen), d))
+        moved[np.arange(len(chosen)), chosen] = spread[chosen]
+        either = np.concatenate([point - moved, point + moved])
+        slope = gradients(model, either, _no_rows(model)).gradient
+        own = slope[np.arange(len(either)), np.tile(chosen, 2)]
+        before[chosen], after[chosen] = own[: len(chosen)], own[len(chosen) :]
+    change = before - after
+    noise = 1e-10 * (np.abs(before) + np.abs(after))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.abs(change) > noise, change / (2.0 * spread), 0.0)
+
+
+def _batched(model: Model, function: Any, sharded: Any, shared: Any) -> np.ndarray:
+    """``function`` of up to ``_AT_ONCE`` folds, padded so that one program serves all calls."""
+    count = len(jax.tree.leaves(sharded)[0])
+    size = -(-_AT_ONCE // lanes()) * lanes()
+    padded = jax.tree.map(lambda a: np.resize(a, (size, *a.shape[1:])), sharded)
+    return compiled(model, function, padded, shared)(padded, shared)[:count]

@@ -1,0 +1,337 @@
+"""The log score from what the chains recorded: estimates, Monte Carlo errors, effective draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from foldwise.sampling.rungs import climbed
+from foldwise.scores import bridge
+from foldwise.scores.diagnostics import ACCEPTANCE_LIMIT, block_means
+from foldwise.scores.evidence import Estimate, Evidence, fold_variance, full_variance
+from foldwise.scores.sums import RunningSums
+from foldwise.support.special import log_expit, logsumexp
+
+ESTIMATORS = ("auto", "mean", "bridge")
+
+
+def estimate(evidence: Evidence, name: str, estimator: str) -> Estimate:
+    """Score ``name`` of every fold: joint (``log``) or summed over rows (``log_pointwise``)."""
+    if name == "log_pointwise" and evidence.sums.row_log_sum is not None:
+        return _by_row(evidence)
+    return _joint(evidence, name, estimator)
+
+
+# ---------------------------------------------------------------- joint score
+
+
+@dataclass
+class _Side:
+    """Averages over one sampler's draws at some bridge constants.
+
+    ``blocks`` are block means relative to the mean, so their mean is one.
+    """
+
+    log_mean: Float[np.ndarray, "fold node"]
+    blocks: Float[np.ndarray, "fold node chain block"]
+    overlap: Float[np.ndarray, "fold node"]
+    spread: Float[np.ndarray, "fold node"]
+
+
+def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
+    """log p(test rows | training rows) of each fold, by the plain mean or the bridge."""
+    sums, folds = evidence.sums, len(evidence.folds)
+    side = _mean_side(sums)
+    log_r, own = side.log_mean[:, 0], side.blocks[:, 0]
+    spread, lap = side.spread[:, 0], np.full(folds, np.nan)
+    own_variance = evidence.variance_of(own)
+    partner_variance = np.zeros(folds)
+    bridged = (evidence.partner >= 0) & (estimator != "mean") & ~evidence.undefined
+    bridged &= np.isfinite(evidence.full).all(axis=1)
+    passed = np.zeros_like(own)  # influence of each fold's draws on the score of the previous one
+    full_influence = np.zeros((folds, evidence.full.shape[1] if bridged.any() else 0))
+    if bridged.any():
+        result = _bridge(evidence, np.flatnonzero(bridged))
+        members = result.members
+        bridged = np.isin(np.arange(folds), members)
+        log_r[members], own[members], spread[members] = result.log_r, result.own, result.spread
+        lap[members], partner_variance[members] = result.overlap, result.partner_variance
+        own_variance[members] = evidence.variance_of(result.own, members)
+        passed, full_influence = result.passed, result.full_influence
+    # second-order bias of log means: one on top, one below
+    correction = 0.5 * own_variance - 0.5 * partner_variance
+    rung_variance = np.zeros(folds)
+    noise = own_variance * evidence.chains * evidence.n_draws
+    stranded, unsettled = np.isin(np.arange(folds), evidence.stranded), np.zeros(folds, bool)
+    for way in climbed(evidence):
+        k = way.fold
+        log_r[k], correction[k], lap[k], bridged[k] = way.log_r, way.correction, way.overlap, True
+        own[k] = 1.0 if way.own is None else way.own
+        own_variance[k] = evidence.variance_of(own[[k]], np.array([k]))[0]
+        spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
+        full_influence[k] = way.full_influence(evidence)
+        partner_variance[k] = full_variance(evidence, full_influence[k])
+        if not way.settled or k in evidence.stranded:
+            rung_variance[k] = np.inf  # nobody knows how far off
+        unsettled[k] = not way.settled or way.acceptance < ACCEPTANCE_LIMIT
+    elpd = log_r + correction
+    elpd = np.where(evidence.undefined, np.nan, elpd)
+    weight = np.where(np.isfinite(elpd), evidence.folds.fold_weight, 0.0)
+    shared = weight @ full_influence
+    return Estimate(
+        name=name,
+        score=elpd,
+        variance=own_variance + rung_variance + partner_variance,
+        own_variance=fold_variance(evidence, weight, own, passed)
+        + float(weight[weight > 0] ** 2 @ rung_variance[weight > 0]),
+        full_influence=shared,
+        full_variance=float(full_variance(evidence, shared)) if shared.size else 0.0,
+        spread=spread,
+        noise=noise,
+        overlap=lap,
+        bridged=bridged,
+        full_score=_full_score(evidence),
+        weight=weight,
+        stranded=stranded,
+        unsettled=unsettled,
+    )
+
+
+def _full_score(evidence: Evidence) -> Float[np.ndarray, " fold"]:
+    """log p(test rows | all rows) of each fold: the full-data score of the same rows."""
+    with np.errstate(invalid="ignore"):
+        return logsumexp(evidence.full, axis=1) - np.log(evidence.full.shape[1])
+
+
+def _mean_side(sums: RunningSums) -> _Side:
+    """The plain mean of the test rows' likelihood over a fold's draws."""
+    draws, chains = int(sums.draws[0]), sums.log_sum.shape[1]
+    log_mean = logsumexp(sums.log_sum, axis=(1, 2)) - np.log(draws * chains)
+    with np.errstate(invalid="ignore", over="ignore"):
+        relative = sums.log_sum[..., : sums.full_blocks] - log_mean[:, None, None]
+        blocks = np.exp(relative) / sums.length
+        second = np.exp(logsumexp(sums.log_square, axis=1) - np.log(draws * chains) - 2 * log_mean)
+    blocks = np.where(np.isfinite(log_mean)[:, None, None], blocks, 1.0)
+    empty = np.full((len(log_mean), 1), np.nan)
+    return _Side(log_mean[:, None], blocks[:, None], empty, _unbiased(second, draws * chains))
+
+
+def _unbiased(second: np.ndarray, draws: int) -> np.ndarray:
+    """Variance of a quantity with mean one from its mean square."""
+    return np.maximum(second - 1.0, 0.0)[:, None] * draws / (draws - 1)
+
+
+@dataclass
+class _Bridged:
+    """Bridge estimates of the folds ``members`` and what each sampler's draws did to them."""
+
+    members: Int[np.ndarray, " member"]
+    log_r: Float[np.ndarray, " member"]
+    own: Float[np.ndarray, "member chain block"]
+    spread: Float[np.ndarray, " member"]
+    overlap: Float[np.ndarray, " member"]
+    partner_variance: Float[np.ndarray, " member"]
+    passed: Float[np.ndarray, "fold chain block"]
+    full_influence: Float[np.ndarray, "fold draw"]
+
+
+def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged:
+    sums, folds = evidence.sums, len(evidence.folds)
+    with_full = evidence.partner[members] == folds
+    log_odds = np.where(with_full, log_draw_odds(evidence, members), 0.0)
+    nodes = _stored_nodes(evidence, members, log_odds) if evidence.draws is not None else None
+    own = _fold_side(evidence, members, 0, nodes)
+    if nodes is None:
+        assert sums.nodes is not None
+        nodes = sums.nodes[members, 0]
+    log_b, b_overlap = np.zeros_like(nodes), np.zeros_like(nodes)
+    other_folds = np.flatnonzero(~with_full)
+    from_folds = evidence.partner[members[other_folds]]
+    if other_folds.size:
+        theirs = _fold_side(evidence, from_folds, 1, nodes[other_folds])
+        log_b[other_folds], b_overlap[other_folds] = theirs.log_mean, theirs.overlap
+    log_terms = _full_terms(evidence, members[with_full], nodes[with_full])
+    for node, terms in enumerate(log_terms):
+        log_b[with_full, node] = logsumexp(terms, axis=1) - np.log(terms.shape[1])
+        b_overlap[with_full, node] = bridge.overlap(terms)
+
+    mix, inside = _node_weights(nodes, own.log_mean + log_odds[:, None] - log_b)
+    mix = mix * inside[:, None]
+    passed = np.zeros((folds, evidence.chains, sums.full_blocks))
+    partner_variance = np.zeros(len(members))
+    if other_folds.size:
+        blocks = np.einsum("kg,kglb->klb", mix[other_folds], theirs.blocks)
+        passed[from_folds] = blocks
+        partner_variance[other_folds] = evidence.variance_of(blocks, from_folds)
+    full_influence = np.zeros((folds, evidence.full.shape[1]))
+    for node, terms in enumerate(log_terms):
+        relative = np.exp(terms - log_b[with_full, node, None]) - 1.0
+        full_influence[members[with_full]] += mix[with_full, node, None] * relative
+    if with_full.any():
+        partner_variance[with_full] = full_variance(evidence, full_influence[members[with_full]])
+
+    def at_root(values: np.ndarray) -> np.ndarray:
+        return np.einsum("kg,kg...->k...", mix, values)
+
+    keep = np.flatnonzero(inside)
+    return _Bridged(
+        members[keep],
+        at_root(nodes + own.log_mean - log_b)[keep],
+        at_root(own.blocks)[keep],
+        at_root(own.spread)[keep],
+        at_root(np.minimum(own.overlap, b_overlap))[keep],
+        partner_variance[keep],
+        passed,
+        full_influence,
+    )
+
+
+def log_draw_odds(
+    evidence: Evidence, members: Int[np.ndarray, " member"]
+) -> Float[np.ndarray, " member"]:
+    """log(n0 / n1) of each fold in effective draws: how its draws weigh against the full data's.
+
+    Autocorrelation times are those of the log score, by batch means; rough, but the bridge's
+    error is flat around the optimum.
+    """
+    sums = evidence.sums
+    counts = sums.block_draws
+    total = sums.total[members][..., : len(counts)]
+    square = sums.square[members][..., : len(counts)]
+    draws, full_draws = evidence.chains * evidence.n_draws, evidence.full.shape[1]
+    full = evidence.full[members]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = square.sum(axis=(1, 2)) / draws - (total.sum(axis=(1, 2)) / draws) ** 2
+        blocks = total[..., : sums.full_blocks] / sums.length
+        own = evidence.variance_of(blocks, members) * draws / spread
+        theirs = full_variance(evidence, full) * full_draws / full.var(axis=1)
+    own, theirs = (np.clip(np.nan_to_num(t, nan=1.0), 0.5, 20.0) for t in (own, theirs))
+    return np.log(draws / own) - np.log(full_draws / theirs)
+
+
+def _stored_nodes(
+    evidence: Evidence, members: Int[np.ndarray, " member"], log_odds: Float[np.ndarray, " member"]
+) -> Float[np.ndarray, "member 1"]:
+    """The optimal bridge constant of each fold, from stored draws."""
+    assert evidence.draws is not None
+    nodes = np.empty((len(members), 1))
+    full = evidence.partner[members] == len(evidence.folds)
+    for group in (np.flatnonzero(full), np.flatnonzero(~full)):
+        if group.size:
+            own = evidence.draws[members[group], ..., 0].reshape(len(group), -1)
+            if full[group[0]]:
+                theirs = evidence.full[members[group]]
+            else:
+                partner = evidence.partner[members[group]]
+                theirs = evidence.draws[partner, ..., 1].reshape(len(group), -1)
+            nodes[group, 0] = bridge.solve(own, theirs, log_odds[group])
+    return nodes
+
+
+def _fold_side(
+    evidence: Evidence,
+    members: Int[np.ndarray, " member"],
+    target: int,
+    nodes: Float[np.ndarray, "member node"] | None,
+) -> _Side:
+    """Averages of expit(log l - node), or of expit(node - log l) for target 1, over fold draws."""
+    sums, count = evidence.sums, evidence.chains * evidence.n_draws
+    if evidence.draws is None:
+        assert sums.grid is not None and sums.grid_square is not None
+        grid = np.moveaxis(sums.grid[members, target], -1, 1)  # fold node chain block
+        mean = grid.sum(axis=(2, 3)) / count
+        square = sums.grid_square[members, target].sum(axis=1)
+        blocks = grid[..., : sums.full_blocks] / sums.length
+    else:
+        assert nodes is not None
+        sign = 1.0 if target == 0 else -1.0
+        value = np.exp(log_expit(sign * (evidence.draws[members, ..., target] - nodes[..., None])))
+        mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
+        blocks = block_means(value, sums.length)[:, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.where(mean[..., None, None] > 0, blocks / mean[..., None, None], 1.0)
+        lap = np.where(square > 0, (mean * count) ** 2 / square, 0.0)
+        spread = np.where(mean > 0, square / count / mean**2 - 1.0, 0.0) * count / (count - 1)
+        return _Side(np.log(mean), relative, lap, np.maximum(spread, 0.0))
+
+
+def _full_terms(
+    evidence: Evidence, members: Int[np.ndarray, " member"], nodes: Float[np.ndarray, "member node"]
+) -> list[Float[np.ndarray, "member draw"]]:
+    """log expit(node - log l) at the full-data draws, for each node."""
+    if not members.size:
+        return []
+    return [log_expit(nodes[:, [g]] - evidence.full[members]) for g in range(nodes.shape[1])]
+
+
+def _node_weights(
+    nodes: Float[np.ndarray, "member node"], gap: Float[np.ndarray, "member node"]
+) -> tuple[Float[np.ndarray, "member node"], Bool[np.ndarray, " member"]]:
+    """Weights of the two nodes around the root of ``gap``, which falls along the nodes.
+
+    Each node gives a consistent estimate, so their average does too; it is close to the optimal
+    one. Folds whose root lies outside the nodes are marked False.
+    """
+    if nodes.shape[1] == 1:
+        return np.ones_like(nodes), np.isfinite(gap[:, 0])
+    after = np.argmax(gap <= 0, axis=1)
+    inside = (gap[:, 0] > 0) & (gap[:, -1] <= 0) & np.isfinite(gap).all(axis=1)
+    after = np.clip(after, 1, nodes.shape[1] - 1)
+    member = np.arange(len(nodes))
+    high, low = gap[member, after - 1], gap[member, after]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.clip(np.nan_to_num(high / (high - low), nan=0.5), 0.0, 1.0)
+    mix = np.zeros_like(nodes)
+    mix[member, after - 1], mix[member, after] = 1.0 - share, share
+    return mix, inside
+
+
+# ---------------------------------------------------------------- score by row
+
+
+def _by_row(evidence: Evidence) -> Estimate:
+    """Sum over a fold's test rows of log p(row | training rows), by the plain mean.
+
+    Rows of a fold share their draws, so the fold's Monte Carlo variance is that of the sum of
+    the rows' influences l_i / mean(l_i).
+    """
+    sums, folds = evidence.sums, evidence.folds
+    assert sums.row_log_sum is not None and sums.row_log_square is not None
+    count = evidence.chains * evidence.n_draws
+    log_mean = logsumexp(sums.row_log_sum, axis=(1, 2)) - np.log(count)
+    bad = ~np.isfinite(log_mean)
+    with np.errstate(invalid="ignore", over="ignore"):
+        blocks = np.exp(sums.row_log_sum[..., : sums.full_blocks] - log_mean[:, None, None])
+        blocks = np.where(bad[:, None, None], 1.0, blocks / sums.length)
+        second = np.exp(logsumexp(sums.row_log_square, axis=1) - np.log(count) - 2.0 * log_mean)
+    row_fold = np.repeat(np.arange(len(folds)), folds.n_test)
+    row_variance = evidence.variance_of(blocks, row_fold)
+    rows = log_mean + 0.5 * row_variance
+    row_spread = np.where(bad, 0.0, np.maximum(second - 1.0, 0.0) * count / (count - 1))
+
+    start = folds.test_start[:-1]
+    elpd = np.add.reduceat(rows, start)
+    elpd = np.where(evidence.undefined, np.nan, elpd)
+    usable = np.repeat(np.isfinite(elpd), folds.n_test)
+    row_weight = np.where(usable, folds.test_weight, 0.0)
+    plain = evidence.variance_of(np.add.reduceat(blocks, start))
+    weighted = np.add.reduceat(row_weight[:, None, None] * blocks, start)
+    return Estimate(
+        name="log_pointwise",
+        score=elpd,
+        variance=plain,
+        own_variance=float(evidence.variance_of(weighted).sum()),
+        full_influence=np.zeros(0),
+        full_variance=0.0,
+        spread=np.add.reduceat(row_spread, start),
+        noise=np.add.reduceat(row_variance, start) * count,
+        overlap=np.full(len(folds), np.nan),
+        bridged=np.zeros(len(folds), bool),
+        full_score=np.add.reduceat(evidence.full_rows, start),
+        weight=np.where(np.isfinite(elpd), folds.fold_weight, 0.0),
+        rows=rows,
+        row_variance=row_variance,
+        row_spread=row_spread,
+    )

@@ -1,0 +1,421 @@
+"""The command line: parse, call, print.
+
+Reports go to standard output; progress, warnings and errors to standard error. Exit codes: 0 done
+(flagged folds are said in the report and in a warning), 1 an error, 2 a command line that makes no
+sense, 130 stopped by Ctrl-C. ``FOLDWISE_DEBUG=1`` shows where an error came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from copy import copy
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import foldwise as fw
+from foldwise import studies
+from foldwise.crossval import MEMORIES
+from foldwise.studies import output
+from foldwise.support.checks import resolve_seed
+
+# A fast look: just enough batches for a Monte Carlo error.
+QUICK = {"chains": 4, "draws": 50, "warmup": 30}
+_SAMPLING = ("draws", "chains", "warmup", "target_mcse")
+_ADAPTERS = {"pymc": fw.from_pymc, "bambi": fw.from_bambi}
+
+_EXAMPLE_FILE = """\
+FILE.py is a Python file of yours that defines
+
+  models    a dict of models by name, or model, a single one: foldwise.Model, what from_numpyro,
+            from_pymc or from_bambi return, a PyMC or Bambi model, or a foldwise.model_family
+  folds     which rows to leave out, such as foldwise.leave_one_out(n)
+  settings  (optional) a dict of further arguments of foldwise.cross_validate, such as
+            {"draws": 200, "scores": ("log", "crps")}; options above take their place
+
+examples:
+  foldwise run my_models.py
+  foldwise run my_models.py --target-mcse 0.5 --out results/my_models
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    file = getattr(options, "file", None)
+    own = file and file.resolve().parent  # before the user's file may change folders
+    try:
+        with _warnings_in_a_line():
+            options.command(options)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("foldwise: stopped by Ctrl-C; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in "foldwise show DIR | head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        message = _message(error, own)
+        if message is None or os.environ.get("FOLDWISE_DEBUG", "0") not in ("", "0"):
+            raise
+        print(message, file=sys.stderr)
+        return 1
+    return 0
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _demo(options: argparse.Namespace) -> None:
+    print(
+        "Two regressions on simulated groups, every group left out in turn: 100 posteriors.\n",
+        file=sys.stderr,
+    )
+    chosen = studies.Options(progress=options.progress)
+    _conduct(options, lambda: (studies.run("toy", chosen), vars(chosen)))
+
+
+def _study(options: argparse.Namespace) -> None:
+    if options.list:
+        width = max(map(len, studies.STUDIES))
+        print("\n".join(f"{name:<{width}}  {about}" for name, about in studies.STUDIES.items()))
+        return
+    if options.name is None:
+        options.parser.error(f"NAME is missing: one of {', '.join(studies.STUDIES)}")
+    chosen = studies.Options(
+        quick=options.quick,
+        seed=1 if options.seed is None else options.seed,
+        memory=options.memory,
+        progress=options.progress,
+        **{key: getattr(options, key) for key in _SAMPLING},
+    )
+    _conduct(options, lambda: (studies.run(options.name, chosen), vars(chosen)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    def run() -> tuple[studies.Outcome, dict[str, Any]]:
+        file: Path = options.file
+        module = _import(file)
+        models, folds = _models(module, file), _needed(module, file, "folds")
+        settings = {**_settings(module, file), **(QUICK if options.quick else {})}
+        for key in (*_SAMPLING, "memory", "seed"):
+            if getattr(options, key) is not None:
+                settings[key] = getattr(options, key)
+        settings["seed"] = resolve_seed(settings.get("seed"))
+        settings["progress"] = options.progress
+        outcome = _cross_validated(file.stem, models, folds, settings)
+        return outcome, {key: value for key, value in settings.items() if key != "fit"}
+
+    _conduct(options, run)
+
+
+def _show(options: argparse.Namespace) -> None:
+    print(output.read(options.folder))
+
+
+def _plot(options: argparse.Namespace) -> None:
+    outcome = output.read(options.folder)
+    place = options.folder if options.folder.is_dir() else options.folder.parent
+    target = options.out or place / "figures"
+    with output.new_folder(target, options.overwrite) as folder:
+        written = output.draw(outcome.figures, folder)
+        if not written:
+            raise ValueError(f"no figure of {options.folder} could be drawn")
+    for stem in written:
+        print(target / f"{stem}.png")
+
+
+def _conduct(
+    options: argparse.Namespace, run: Callable[[], tuple[studies.Outcome, Mapping[str, Any]]]
+) -> None:
+    """Run, print and write; the output folder is made sure of first."""
+    place = output.new_folder(options.out, options.overwrite) if options.out else nullcontext()
+    with place as folder:
+        with redirect_stdout(sys.stderr):
+            outcome, settings = run()
+        report = output.record(outcome, settings)
+        print(output.as_json(report) if options.json else outcome, flush=True)
+        if folder is not None:
+            output.write(outcome, settings, folder)
+    if options.out:
+        print(f"\nwritten to {options.out}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------- a user's own file
+
+
+def _import(file: Path) -> ModuleType:
+    """The user's file as a module; it can import its neighbours."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist, or is not a file")
+    spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
+    if spec is None or spec.loader is None:
+        raise ValueError(f"the file must be a Python file, named *.py; got {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.modules.setdefault(file.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _needed(module: ModuleType, file: Path, name: str) -> Any:
+    if not hasattr(module, name):
+        raise ValueError(f'{file} must define "{name}", but it does not; see foldwise run --help')
+    return getattr(module, name)
+
+
+def _models(module: ModuleType, file: Path) -> dict[str, fw.Model] | fw.ModelFamily:
+    if hasattr(module, "model") and not hasattr(module, "models"):
+        models = module.model
+        if not isinstance(models, (dict, fw.ModelFamily)):
+            models = {getattr(models, "name", None) or file.stem: models}
+    else:
+        models = _needed(module, file, "models")
+    if isinstance(models, fw.ModelFamily):
+        return models
+    if not isinstance(models, dict) or not models:
+        raise ValueError(
+            f"models in {file} must be a dict of at least one model by name, got {models!r}"
+        )
+    return {str(name): _model(str(name), model, file) for name, model in models.items()}
+
+
+def _model(name: str, model: Any, file: Path) -> fw.Model:
+    """The model, under the name it is to be printed with."""
+    package = type(model).__module__.partition(".")[0]
+    if package in _ADAPTERS:
+        model = _ADAPTERS[package](model)
+    if not isinstance(model, fw.Model):
+        raise TypeError(
+            f"model {name!r} in {file} must be a foldwise.Model, or a PyMC or Bambi model, but it "
+            f"is a {type(model).__name__}; a NumPyro model becomes one by foldwise.from_numpyro"
+        )
+    named = copy(model)
+    object.__setattr__(named, "name", name)
+    return named
+
+
+def _settings(module: ModuleType, file: Path) -> dict[str, Any]:
+    settings = getattr(module, "settings", {})
+    known = list(signature(fw.cross_validate).parameters)[2:]
+    if not isinstance(settings, dict):
+        raise TypeError(f"settings in {file} must be a dict, got {type(settings).__name__}")
+    for key in settings:
+        if key not in known:
+            raise ValueError(
+                f"settings in {file} must be arguments of foldwise.cross_validate "
+                f"({', '.join(known)}), but one is {key!r}"
+            )
+    return settings
+
+
+def _cross_validated(
+    name: str, models: dict[str, fw.Model] | fw.ModelFamily, folds: Any, settings: dict[str, Any]
+) -> studies.Outcome:
+    """Results and comparison of the user's models, each with a seed of its own."""
+    if isinstance(models, fw.ModelFamily):
+        results = fw.cross_validate(models, folds, **settings)
+    else:
+        results = {
+            label: fw.cross_validate(model, folds, **{**settings, "seed": settings["seed"] + k})
+            for k, (label, model) in enumerate(models.items())
+        }
+    comparison = fw.compare(results) if len(results) > 1 else None
+    return studies.Outcome(name, results, comparison, "", {}, output.figures(results))
+
+
+# ---------------------------------------------------------------- messages
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Warnings for users on a line each, and once, without the line of code they came from."""
+    said = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            print(f"foldwise: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _message(error: Exception, folder: Path | None) -> str | None:
+    """What to tell the user; None for an error that is a mistake of ours, to be seen whole."""
+    if isinstance(error, SyntaxError):
+        return "foldwise: error in your file\n" + "".join(traceback.format_exception_only(error))
+    own = _own_lines(error, folder)
+    if own:
+        return f"foldwise: error in your file\n{own}{type(error).__name__}: {error}"
+    if isinstance(error, (ValueError, TypeError, OSError, ImportError, MemoryError)):
+        return f"foldwise: error: {error}"
+    return None
+
+
+def _own_lines(error: BaseException | None, folder: Path | None) -> str:
+    """The part of the traceback that is in the user's file, or in files of its folder."""
+    if folder is None:
+        return ""
+    ours = Path(__file__).parents[1]
+    while error is not None:
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if folder in (path := Path(frame.filename)).parents
+            and ours not in path.parents
+            and "site-packages" not in path.parts
+        ]
+        if frames:
+            return "".join(traceback.format_list(frames))
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+# ---------------------------------------------------------------- options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="foldwise",
+        description="Cross-validate Bayesian models by brute force, all folds at once.",
+        epilog="examples:\n  foldwise demo\n  foldwise study rats --quick\n"
+        "  foldwise run my_models.py --out results\n  foldwise show results\n\n"
+        "foldwise COMMAND --help says more about each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"foldwise {fw.__version__}")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def add(name: str, command: Any, about: str, epilog: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name,
+            help=about[0].lower() + about[1:],
+            description=f"{about}.",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(command=command, parser=added)
+        return added
+
+    demo = add(
+        "demo",
+        _demo,
+        "See it work: two models compared, in about a minute",
+        "examples:\n  foldwise demo\n  foldwise demo --out demo_results",
+    )
+    _add_output(demo)
+    study = add(
+        "study",
+        _study,
+        "Run one of the paper's examples",
+        "examples:\n  foldwise study --list\n  foldwise study rats --quick\n"
+        "  foldwise study radon --memory online --out results/radon\n"
+        "  foldwise study toy --json > toy.json",
+    )
+    study.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        choices=list(studies.STUDIES),
+        help=f"which: {', '.join(studies.STUDIES)}",
+    )
+    study.add_argument("--list", action="store_true", help="say what the studies are, and stop")
+    own = add("run", _run, "Cross-validate and compare models of your own", _EXAMPLE_FILE)
+    own.add_argument("file", metavar="FILE.py", type=Path, help="defines models and folds")
+    _add_sampling(study, "1")
+    _add_sampling(own, "the file's, or a new one")
+    for command in (study, own):
+        _add_output(command)
+    show = add(
+        "show",
+        _show,
+        "Print results that were saved, and their comparison",
+        "examples:\n  foldwise show results\n  foldwise show results/A.nc",
+    )
+    plot = add(
+        "plot",
+        _plot,
+        "Draw figures of results that were saved",
+        "examples:\n  foldwise plot results\n  foldwise plot results --out figures",
+    )
+    for command in (show, plot):
+        command.add_argument(
+            "folder",
+            metavar="DIR",
+            type=Path,
+            help="a folder that --out wrote, or one saved result (*.nc)",
+        )
+    _add_out(plot, "folder for the PNG files; DIR/figures if left out")
+    return parser
+
+
+def _add_sampling(command: argparse.ArgumentParser, seed: str) -> None:
+    group = command.add_argument_group("how to run")
+    group.add_argument("--quick", action="store_true", help="a fast look; numbers are rough")
+    group.add_argument("--seed", type=_count(0), metavar="N", help=f"seed; {seed} if left out")
+    group.add_argument(
+        "--memory",
+        choices=MEMORIES,
+        help="keep all draws of the log score, or running sums only (online)",
+    )
+    group.add_argument("--chains", type=_count(2), metavar="N", help="chains per fold")
+    group.add_argument("--draws", type=_count(1), metavar="N", help="draws kept from each chain")
+    group.add_argument("--warmup", type=_count(10), metavar="N", help="iterations before them")
+    group.add_argument(
+        "--target-mcse",
+        type=_positive,
+        metavar="X",
+        help="run on until the Monte Carlo error of each total is at most X",
+    )
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    _add_out(command, "new folder for the results, the report and the figures")
+    group = command.add_argument_group("what to print")
+    group.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    group.add_argument(
+        "--no-progress", dest="progress", action="store_false", help="no progress bars"
+    )
+
+
+def _add_out(command: argparse.ArgumentParser, about: str) -> None:
+    group = command.add_argument_group("what to write")
+    group.add_argument("--out", type=Path, metavar="DIR", help=about)
+    group.add_argument("--overwrite", action="store_true", help="replace an earlier one")
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def number(value: str) -> int:
+        if not value.isascii() or not value.isdigit() or int(value) < least:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number of at least {least}, got {value!r}"
+            )
+        return int(value)
+
+    return number
+
+
+def _positive(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {value!r}")
+    return number

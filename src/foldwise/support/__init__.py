@@ -1,0 +1,1 @@
+"""What every room uses: devices and compilation, checks, progress, special functions."""
