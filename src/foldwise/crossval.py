@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import gradients_program, rows_program
@@ -18,24 +16,21 @@ from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
 from foldwise.results.result import CVResult, summarise
 from foldwise.sampling.blocks import (
-    FINEST,
     PILOTS,
     SEGMENT,
     Emit,
     Sampler,
-    Segment,
     block_size,
-    run_together,
     share_blocks,
     tune_together,
 )
 from foldwise.sampling.fit import Fit, FitError, check_draws, full_data_fit
 from foldwise.sampling.metric import FoldMetric
-from foldwise.sampling.rungs import LEAST_OVERLAP, climb
+from foldwise.sampling.run import Run, Settings
+from foldwise.sampling.sample import add_seconds, sample
 from foldwise.sampling.tuning import (
     WATCHED,
     FullData,
-    Locals,
     first_metrics,
     fold_metrics_fit,
     full_data,
@@ -44,12 +39,12 @@ from foldwise.sampling.tuning import (
     start_positions,
     watched_coordinates,
 )
-from foldwise.scores import estimate as scoring
-from foldwise.scores.diagnostics import DIVERGENT_LIMIT
-from foldwise.scores.estimate import bridge_guess, estimate, total_slope
+from foldwise.scores import bridge, needs, recording
+from foldwise.scores.estimate import estimate, total_slope
 from foldwise.scores.evidence import Evidence
+from foldwise.scores.hyvarinen import CURVATURE, full_curvature
 from foldwise.scores.logscore import ESTIMATORS
-from foldwise.scores.rules import CURVATURE, find_rule
+from foldwise.scores.rules import find_rule
 from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.progress import Progress
@@ -59,190 +54,6 @@ MEMORIES = ("draws", "online")
 PRECISIONS = ("float64", "float32")
 # Batch means need this many batches for an error worth the name.
 LEAST_BATCHES = 20
-# Times that the chains of a fold warm up again that are too slow for their length, or diverge.
-MOST_TRIES = 2
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a run is done."""
-
-    scores: tuple[str, ...]
-    estimator: str
-    memory: str
-    keep: tuple[str, ...]
-    chains: int
-    warmup: int
-    batch: int
-    precision: str
-    seed: int
-
-
-@dataclass
-class Run:
-    """A cross-validation under way: all that is needed to take it further."""
-
-    model: Model
-    folds: Folds
-    fit: Fit
-    settings: Settings
-    full_positions: Float[np.ndarray, "draw d"]
-    locals: Locals
-    sampler: Sampler
-    evidence: Evidence
-    acceptance: Float[np.ndarray, " fold"]
-    divergences: Int[np.ndarray, " fold"]
-    moves: Int[np.ndarray, "fold chain"]
-    tries: Int[np.ndarray, " fold"]
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def copy(self) -> Run:
-        """A run that goes on from here and leaves this one as it is."""
-        evidence = replace(
-            self.evidence,
-            sums=deepcopy(self.evidence.sums),
-            contributions=deepcopy(self.evidence.contributions),
-            watch=deepcopy(self.evidence.watch),
-        )
-        return replace(
-            self,
-            sampler=self.sampler.copy(),
-            evidence=evidence,
-            acceptance=self.acceptance.copy(),
-            divergences=self.divergences.copy(),
-            moves=self.moves.copy(),
-            tries=self.tries.copy(),
-            seconds=dict(self.seconds),
-        )
-
-    def make_room(self, draws: int) -> None:
-        """Prepare to record ``draws`` more draws of every chain."""
-        evidence = self.evidence
-        evidence.rungs, evidence.climbed, evidence.stranded = [], [], []
-        if evidence.draws is not None:
-            room = np.empty((*evidence.draws.shape[:2], draws, evidence.draws.shape[3]))
-            evidence.draws = np.concatenate([evidence.draws, room], axis=2)
-        scoring.make_room(evidence, draws)
-
-    def far_folds(self) -> Int[np.ndarray, " fold"]:
-        """Folds that overlap too little with the full data for a bridge without rungs.
-
-        None where no score asked for is that of whole test sets: the log score by row is a plain
-        mean, and Hyvarinen scores of such folds come from the full-data draws alone.
-        """
-        evidence = self.evidence
-        by_row = self.sampler.emit.by_row
-        joint_scores = {"log"} if by_row else {"log", "log_pointwise"}
-        if self.settings.estimator == "mean" or not joint_scores & set(self.settings.scores):
-            return np.zeros(0, int)
-        joint = estimate(evidence, "log", self.settings.estimator)
-        possible = np.isfinite(evidence.sums.log_sum).any(axis=(1, 2))
-        far = ~(joint.overlap >= LEAST_OVERLAP) & ~evidence.undefined & possible
-        return np.flatnonzero(far & (evidence.partner == len(self.folds)))
-
-    def record(self, members: Int[np.ndarray, " fold"], record: Segment) -> None:
-        """Add what a segment recorded of the folds ``members``."""
-        evidence, scores, rows = self.evidence, record.scores, None
-        if self.sampler.emit.by_row:
-            width = scores.shape[-1]
-            valid = np.arange(width) < self.folds.n_test[members][:, None]
-            rows = np.moveaxis(scores[:, :, :, 0], -1, 1)[valid]
-            scores = scores.sum(axis=-1)
-        if evidence.draws is not None:
-            first = int(evidence.sums.draws[members[0]])
-            evidence.draws[members, :, first : first + scores.shape[2]] = scores
-        scoring.record(evidence, members, scores, rows, record.extras)
-        evidence.sums.update(members, scores, rows)
-        if evidence.watch is not None:
-            evidence.watch.update(members, record.watched)
-        self.acceptance[members] += record.acceptance
-        self.divergences[members] += record.divergences
-        self.moves[members] += record.moves
-
-    @property
-    def divergent(self) -> Bool[np.ndarray, " fold"]:
-        """Folds with more divergent transitions than may be."""
-        most = DIVERGENT_LIMIT * self.settings.chains * self.evidence.n_draws
-        return self.divergences > most
-
-    def try_again(self) -> Int[np.ndarray, " fold"]:
-        """Folds whose chains are too slow or diverge; all their draws are forgotten.
-
-        The draws become warm-up: the chains go on from where they are, with a metric from there,
-        and with the finest steps where they diverge. These cost so much that they are tried once.
-        """
-        slow, divergent = self.evidence.slow, self.divergent
-        members = np.flatnonzero((slow | divergent) & (self.sampler.finer < FINEST))
-        self.sampler.finer[members] = np.where(divergent[members], FINEST, 0)
-        self.sampler.far |= slow
-        self.evidence.forget(members)
-        for counts in (self.acceptance, self.divergences, self.moves):
-            counts[members] = 0
-        self.tries[members] += 1
-        return members
-
-
-def sample(runs: Sequence[Run], draws: int, bar: Progress) -> None:
-    """Take all chains of all runs ``draws`` further, recording every draw after warm-up."""
-    began, first = time.perf_counter(), runs[0].evidence.n_draws == 0
-    for run in runs:
-        run.make_room(draws)
-    _advance(runs, draws, bar, f"folds of {_title(runs)}")
-    if first:
-        _settle(runs, draws, bar)
-    _add_seconds(runs, "folds", began)
-    began = time.perf_counter()
-    climb([(run, run.far_folds()) for run in runs], bar)
-    _add_seconds(runs, "rungs", began)
-
-
-def _settle(runs: Sequence[Run], draws: int, bar: Progress) -> None:
-    """Let chains warm up again that have not arrived, or whose metric or steps do not fit.
-
-    At most ``MOST_TRIES`` times; what is then still wrong becomes the fold's status.
-    """
-    for _ in range(MOST_TRIES):
-        again = [run.try_again() for run in runs]
-        folds = sum(len(members) for members in again)
-        if not folds:
-            break
-        _advance(runs, draws, bar, f"longer warm-up of {folds} folds", again)
-    for run in runs:
-        if run.evidence.watch is not None:
-            run.evidence.watch.earlier = None
-
-
-def _advance(
-    runs: Sequence[Run],
-    draws: int,
-    bar: Progress,
-    title: str,
-    again: Sequence[Int[np.ndarray, " fold"]] | None = None,
-) -> None:
-    """Run all chains, or those of the folds ``again`` anew, and record their draws."""
-    head = runs[0]
-    owner = {id(run.sampler): run for run in runs}
-    chosen = again or [run.folds.index for run in runs]
-    warmup = head.settings.warmup if again else max(head.settings.warmup - head.sampler.done, 0)
-    bar.start(title, sum(len(members) for members in chosen) * (warmup + draws))
-    samplers = [run.sampler for run in runs]
-    for sampler, members, record, count in run_together(samplers, draws, again):
-        if count > 0:
-            owner[id(sampler)].record(members, record)
-        bar.advance(len(members) * abs(count))
-    for run in runs:
-        run.evidence.measure()
-
-
-def _title(runs: Sequence[Run]) -> str:
-    return runs[0].model.name or "model" if len(runs) == 1 else f"{len(runs)} models"
-
-
-def _add_seconds(runs: Sequence[Run], phase: str, began: float) -> None:
-    """Note how long a phase took, each run an equal share."""
-    share = (time.perf_counter() - began) / len(runs)
-    for run in runs:
-        run.seconds[phase] = run.seconds.get(phase, 0.0) + share
 
 
 @overload
@@ -346,8 +157,8 @@ def cross_validate(
             precision,
         )
         candidate.check_shapes()
-        scoring.check_scores(names, candidate, folds, memory)
-        scoring.check_keep(kept, candidate, memory)
+        needs.check_scores(names, candidate, folds, memory)
+        needs.check_keep(kept, candidate, memory)
     _compile_folds(models, folds, names, kept, estimator, chains, precision)
     gradients_program(models[0])
     rows_program(models[0])
@@ -491,8 +302,8 @@ def _prepare(
     began = time.perf_counter()
     bar.start("full-data draws of the test rows")
     full = full_data(model, folds, fit)
-    classes = scoring.classes_of(model, settings.scores, full.positions)
-    emit = scoring.emitted(settings.scores, settings.keep, folds, model, classes)
+    classes = needs.classes_of(model, settings.scores, full.positions)
+    emit = needs.emitted(settings.scores, settings.keep, folds, model, classes)
     partner, previous = _partners(folds, settings.estimator)
     bar.start("metrics of the folds")
     start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
@@ -548,7 +359,7 @@ def _compile_folds(
     by_class = any(find_rule(name).discrete for name in scores)
     if by_class or not fold_metrics_fit(model, folds):
         return
-    emit = scoring.emitted(scores, keep, folds, model, np.zeros(0))
+    emit = needs.emitted(scores, keep, folds, model, np.zeros(0))
     d = model.dimension
     metric = FoldMetric(*np.zeros((2, len(folds), d, d)))
     pilot_metric = FoldMetric(*np.zeros((2, PILOTS, d, d)))
@@ -580,11 +391,11 @@ def _tune(runs: Sequence[Run], bar: Progress) -> None:
     bar.start("compiling the folds' program")
     share_blocks(samplers)
     samplers[0].compile().ready()
-    _add_seconds(runs, "compile", began)
+    add_seconds(runs, "compile", began)
     began = time.perf_counter()
     bar.start("step size")
     tune_together(samplers, guess=min(1.0, 1.3 * runs[0].model.dimension ** -0.25))
-    _add_seconds(runs, "tune", began)
+    add_seconds(runs, "tune", began)
 
 
 def _partners(
@@ -622,10 +433,10 @@ def _no_evidence(
     evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
     evidence.full_length = full.length
     names, kept = settings.scores, settings.keep
-    scoring.begin(evidence, model, names, kept, classes, settings.chains, settings.batch)
+    recording.begin(evidence, model, names, kept, classes, settings.chains, settings.batch)
     if CURVATURE.name in evidence.contributions:
         own_draws = settings.chains * draws
-        evidence.full_curvature = scoring.full_curvature(evidence, model, full, own_draws)
+        evidence.full_curvature = full_curvature(evidence, model, full, own_draws)
     return evidence
 
 
@@ -636,7 +447,7 @@ def _bridge_nodes(
     own_draws: int,
 ) -> Float[np.ndarray, "fold target node"]:
     """Bridge constants for online sums, around the full-data draws' guess of the optimum."""
-    own = bridge_guess(full.joint, partner, own_draws)[:, None] + GRID
+    own = bridge.guess(full.joint, partner, own_draws)[:, None] + GRID
     if not (previous >= 0).any():
         return own[:, None]
     return np.stack([own, own[np.maximum(previous, 0)]], axis=1)

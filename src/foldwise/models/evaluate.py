@@ -7,24 +7,67 @@ programs have to be compiled. A gradient is a trajectory of one step of length z
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from foldwise.sampling.kernel import leapfrog
-from foldwise.sampling.metric import FOLD_METRIC_DIMENSION, PlainMetric
 from foldwise.support.runtime import compiled, lanes
+from foldwise.support.verlet import leapfrog
 
-if TYPE_CHECKING:
-    from foldwise.models.model import Model
-
+# Up to this many parameters trajectories have a dense metric.
+DENSE_MOTION = 100
 # Points in one call, fewer where there are more row values than this.
 _POINTS, _ROW_VALUES = 100, 2**19
 # Points whose row values (8 bytes each) stay in the cache of a core are evaluated side by side.
 _CACHE_VALUES = 2**18
+
+
+class Rows(Protocol):
+    """What can be evaluated: a model, or what has these of one."""
+
+    @property
+    def n_obs(self) -> int:
+        """Number of rows."""
+
+    @property
+    def dimension(self) -> int:
+        """Number of parameters."""
+
+    def flat_log_prior(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
+        """Log prior of a flat position."""
+
+    def flat_log_likelihood(self, flat: Float[Array, " d"]) -> Float[Array, " row"]:
+        """Log density of each row."""
+
+    def flat_derivatives(self, flat: Float[Array, " d"]) -> tuple[Array, Array]:
+        """First and second derivative of each row's log density by its observed value."""
+
+    def selected(self, selection: Any) -> AbstractContextManager[None]:
+        """Context in which the functions are those of the member ``selection`` of a family."""
+
+
+def masked_log_density(
+    model: Rows,
+    flat: Float[Array, " d"],
+    train: Bool[Array, " row"] | None = None,
+    temper: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, " row"]]:
+    """Log density of the posterior given the rows ``train``, and the log density of every row.
+
+    log prior + sum of rows that train + ``temper`` times the sum of those that do not. Without
+    ``train`` all rows do. A row that does not train counts nothing, even where its density is zero.
+    """
+    rows = model.flat_log_likelihood(flat)
+    prior = model.flat_log_prior(flat)
+    if train is None:
+        return prior + rows.sum(), rows
+    # not zero times the score: a test row of density zero must not stop the chain
+    rest = 0.0 if temper is None else jnp.where(temper > 0, temper * rows, 0.0)
+    return prior + jnp.where(train, rows, rest).sum(), rows
 
 
 class Points(NamedTuple):
@@ -43,6 +86,10 @@ class Motion(NamedTuple):
     n_steps: Int[Any, ""]
     covariance: Float[Any, "d d"] | Float[Any, " d"]
 
+    def velocity(self, p: Float[Array, "1 point d"]) -> Float[Array, "1 point d"]:
+        """That of a momentum: the covariance times it."""
+        return p @ self.covariance.T if self.covariance.ndim == 2 else p * self.covariance
+
 
 class Ends(NamedTuple):
     """Where trajectories end, and the log density and gradient of the posterior there."""
@@ -54,7 +101,7 @@ class Ends(NamedTuple):
 
 
 def trajectories(
-    model: Model,
+    model: Rows,
     position: Float[np.ndarray, "point d"],
     momentum: Float[np.ndarray, "point d"],
     gradient: Float[np.ndarray, "point d"],
@@ -73,7 +120,7 @@ def trajectories(
 
 
 def gradients(
-    model: Model,
+    model: Rows,
     position: Float[np.ndarray, "point d"],
     train: Bool[np.ndarray, "point row"] | None = None,
 ) -> Ends:
@@ -85,13 +132,13 @@ def gradients(
     return trajectories(model, position, nothing, nothing, train, _standing(model))
 
 
-def _standing(model: Model) -> Motion:
+def _standing(model: Rows) -> Motion:
     d = model.dimension
-    dense = d <= FOLD_METRIC_DIMENSION
+    dense = d <= DENSE_MOTION
     return Motion(np.float64(0.0), np.int32(1), np.zeros((d, d) if dense else d))
 
 
-def gradients_program(model: Model) -> Any:
+def gradients_program(model: Rows) -> Any:
     """The program of :func:`trajectories` and :func:`gradients`."""
 
     def follow(points: Points, motion: Motion) -> tuple[Array, ...]:
@@ -103,15 +150,11 @@ def gradients_program(model: Model) -> Any:
     return compiled(model, follow, points, _standing(model))
 
 
-def _follow(model: Model, points: Points, motion: Motion) -> tuple[Array, ...]:
+def _follow(model: Rows, points: Points, motion: Motion) -> tuple[Array, ...]:
     def of_point(point: tuple[Array, Array]) -> tuple[Array, Array]:
         position, train = point
 
-        def log_density(q: Array) -> Array:
-            rows = jnp.where(train, model.flat_log_likelihood(q), 0.0)
-            return model.flat_log_prior(q) + rows.sum()
-
-        return jax.value_and_grad(log_density)(position)
+        return jax.value_and_grad(lambda q: masked_log_density(model, q, train)[0])(position)
 
     count = len(points.position)
     together = _largest_divisor(count, max(1, _CACHE_VALUES // model.n_obs))
@@ -130,7 +173,7 @@ def _follow(model: Model, points: Points, motion: Motion) -> tuple[Array, ...]:
         motion.step[None],
         motion.n_steps[None],
         density,
-        PlainMetric(motion.covariance),
+        motion.velocity,
     )
     return q[0], p[0], value[0], gradient[0]
 
@@ -139,19 +182,19 @@ def _largest_divisor(number: int, limit: int) -> int:
     return max(k for k in range(1, min(number, limit) + 1) if number % k == 0)
 
 
-def _call_size(model: Model) -> int:
+def _call_size(model: Rows) -> int:
     points = max(1, min(_POINTS, _ROW_VALUES // model.n_obs))
     return -(-points // lanes()) * lanes()
 
 
 def rows_at(
-    model: Model, flat: Float[np.ndarray, "draw d"]
+    model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
     """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
     return _in_batches(*rows_program(model), flat)
 
 
-def rows_program(model: Model) -> tuple[Any, int]:
+def rows_program(model: Rows) -> tuple[Any, int]:
     """The program of :func:`rows_at`, and the size of its batches."""
 
     def prior_and_rows(q: Array) -> tuple[Array, Array]:
@@ -161,14 +204,14 @@ def rows_program(model: Model) -> tuple[Any, int]:
 
 
 def derivatives_at(
-    model: Model, flat: Float[np.ndarray, "draw d"]
+    model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
     """First and second derivatives of row log densities by the observed values, likewise."""
     return _in_batches(*_batch_program(model, model.flat_derivatives), flat)
 
 
 def _batch_program(
-    model: Model, function: Callable[[Array], tuple[Array, Array]]
+    model: Rows, function: Callable[[Array], tuple[Array, Array]]
 ) -> tuple[Any, int]:
     """``function`` at flat positions, in batches of about 32 MB of row values a lane."""
 

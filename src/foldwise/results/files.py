@@ -33,7 +33,6 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from foldwise.crossval import Run, Settings
 from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
@@ -43,11 +42,12 @@ from foldwise.sampling.blocks import PILOTS, Emit, Sampler
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.kernel import StepSize
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
-from foldwise.sampling.rungs import Climbed, Rung
+from foldwise.sampling.run import Run, Settings
 from foldwise.sampling.tuning import Locals
 from foldwise.scores.diagnostics import Mixing, fold_status, series_variance
 from foldwise.scores.evidence import Evidence, FullCurvature
 from foldwise.scores.rules import LOG_SCORES
+from foldwise.scores.rungs import Climbed, Rung
 from foldwise.scores.sums import BlockSums, RunningSums, Watch
 
 FORMAT = "foldwise-result"

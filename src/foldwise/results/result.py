@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-    from foldwise.crossval import Run
     from foldwise.folds.folds import Folds
     from foldwise.models.model import Model
+    from foldwise.sampling.run import Run
 
 
 # Rows of a fold whose tails are fitted for a score by row.

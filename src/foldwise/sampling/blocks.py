@@ -19,9 +19,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from foldwise.folds.folds import Folds
+from foldwise.models.evaluate import masked_log_density
 from foldwise.models.model import Model
 from foldwise.sampling.kernel import TARGET_ACCEPTANCE, ChainState, Density, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, SharedMetric
+from foldwise.scores.needs import Emit
 from foldwise.support.runtime import compiled, lanes
 
 # Iterations per call of the compiled program: short enough for a lively progress bar and a quick
@@ -57,21 +59,6 @@ MOST_STEPS = 1023
 Members = Int[np.ndarray, " fold"]
 # refine(members, positions): metrics of the folds ``members`` from where their chains are
 Refine = Callable[[Int[np.ndarray, " fold"], Float[np.ndarray, "fold chain d"]], FoldMetric]
-
-
-class Emit(NamedTuple):
-    """What the program records of each draw besides the joint log density of the test rows.
-
-    ``by_row``: their log densities row by row. ``derivatives``: the first and second derivative of
-    each row's log density by its observed value. ``replicate``: one simulated value of each row.
-    ``classes``: values of which the probability of each row is wanted. ``position``: the position.
-    """
-
-    by_row: bool = False
-    derivatives: bool = False
-    replicate: bool = False
-    classes: tuple[float, ...] = ()
-    position: bool = False
 
 
 class FoldData(NamedTuple):
@@ -140,11 +127,8 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
 
     def of_chain(q: Array, fold: FoldData) -> tuple[Array, Array, Array]:
         def log_density(q: Array) -> tuple[Array, Array]:
-            by_rows = model.flat_log_likelihood(q)
-            targets = jnp.where(fold.valid, by_rows[fold.rows], 0.0)
-            # not zero times the score: a test row of density zero must not stop the chain
-            tempered = jnp.where(fold.temper > 0, fold.temper * by_rows, 0.0)
-            value = model.flat_log_prior(q) + jnp.where(fold.train, by_rows, tempered).sum()
+            value, rows = masked_log_density(model, q, fold.train, fold.temper)
+            targets = jnp.where(fold.valid, rows[fold.rows], 0.0)
             return value, targets if by_row else targets.sum(axis=-1)
 
         with model.selected(fold.selection):

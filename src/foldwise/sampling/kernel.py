@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from foldwise.sampling.metric import Metric, PlainMetric, momentum, noise_size, velocity
+from foldwise.sampling.metric import Metric, momentum, noise_size, velocity
+from foldwise.support.verlet import leapfrog
 
 TARGET_ACCEPTANCE = 0.8
 # An energy error of this many nats is a divergence. Where steps fit the posterior there are none:
@@ -91,7 +92,7 @@ def hmc_step(
         step,
         jnp.where(refresh, 1, n_steps),
         density,
-        metric,
+        lambda p: velocity(metric, p),
     )
     energy_error = log_density - _kinetic(metric, end) - state.log_density + _kinetic(metric, start)
     energy_error = jnp.where(jnp.isnan(energy_error), -jnp.inf, energy_error)
@@ -137,30 +138,6 @@ def _randomness(
     symmetric = jnp.clip((bits.astype(float) + 0.5) * 2.0**-31 - 1.0, -edge, edge)
     noise = jnp.sqrt(2.0) * jax.lax.erf_inv(symmetric[..., :-1])
     return noise, jnp.log(0.5 * (1.0 + symmetric[..., -1]))
-
-
-def leapfrog(
-    start: tuple[Array, ...],
-    step: Array,
-    n_steps: Array,
-    density: Density,
-    metric: Metric | PlainMetric,
-) -> tuple[Array, ...]:
-    """Follow every chain for ``n_steps`` steps of the velocity Verlet integrator.
-
-    ``start`` and what is returned are momentum, position, log density, gradient and scores. A fold
-    that is done while others go on waits: it takes steps of length zero.
-    """
-
-    def body(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        p, q, gradient = carry[0], carry[1], carry[3]
-        now = jnp.where(i < n_steps, step, 0.0)[:, None, None]
-        p = p + 0.5 * now * gradient
-        q = q + now * velocity(metric, p)
-        log_density, gradient, scores = density(q)
-        return p + 0.5 * now * gradient, q, log_density, gradient, scores
-
-    return jax.lax.fori_loop(0, n_steps.max(), body, start)
 
 
 def _kinetic(metric: Metric, p: Array) -> Array:

@@ -68,23 +68,13 @@ class SharedMetric(NamedTuple):
     folds: LocalCoordinates
 
 
-class PlainMetric(NamedTuple):
-    """One covariance for everything, (d, d), or (d,) when diagonal."""
-
-    covariance: Float[Any, "d d"]
-
-
 Metric = FoldMetric | SharedMetric
 
 
-def velocity(
-    metric: Metric | PlainMetric, p: Float[Array, "fold chain d"]
-) -> Float[Array, "fold chain d"]:
+def velocity(metric: Metric, p: Float[Array, "fold chain d"]) -> Float[Array, "fold chain d"]:
     """Inverse mass matrix times momentum."""
     if isinstance(metric, FoldMetric):
         return jnp.einsum("kde,kle->kld", metric.covariance, p)
-    if isinstance(metric, PlainMetric):
-        return _times(metric.covariance, p)
     local = metric.folds.local[:, None, :]
     rest = metric.scale * jnp.where(local, 0.0, p)
     rest = metric.scale * _stretched(metric.directions, metric.stretch, rest)

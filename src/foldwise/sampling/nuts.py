@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from foldwise.models.evaluate import gradients
+from foldwise.models.evaluate import gradients, masked_log_density
 from foldwise.models.model import Model
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import compiled, lanes, precision_context
@@ -226,8 +226,7 @@ def _nuts_segment(
         return schedule.root[0] @ z if schedule.root else z
 
     def density(z: Array) -> Array:
-        q = position_of(z)
-        return model.flat_log_prior(q) + model.flat_log_likelihood(q).sum()
+        return masked_log_density(model, position_of(z))[0]
 
     def iterate(i: Array, carry: tuple[_Chain, Array, Array, Array]) -> tuple[Any, ...]:
         chain, positions, divergent, steps = carry

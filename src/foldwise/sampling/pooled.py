@@ -19,11 +19,11 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float
 
-from foldwise.models.evaluate import Ends, Motion, gradients, trajectories
+from foldwise.models.evaluate import DENSE_MOTION, Ends, Motion, gradients, trajectories
 from foldwise.models.model import Model
 from foldwise.sampling.blocks import leapfrog_counts
 from foldwise.sampling.kernel import LARGEST_STEP, TARGET_ACCEPTANCE
-from foldwise.sampling.metric import FOLD_METRIC_DIMENSION, shrunk_covariance
+from foldwise.sampling.metric import shrunk_covariance
 from foldwise.sampling.starts import lost_chains, starting_points
 from foldwise.scores.diagnostics import by_parameter
 from foldwise.support.progress import Progress
@@ -74,7 +74,7 @@ class Draws:
 
 def suits(model: Model) -> bool:
     """Whether the model is small enough for this to be quicker than NUTS."""
-    return model.dimension <= FOLD_METRIC_DIMENSION and model.n_obs <= MOST_ROWS
+    return model.dimension <= DENSE_MOTION and model.n_obs <= MOST_ROWS
 
 
 def draw_pooled(model: Model, seed: int, bar: Progress) -> Iterator[Draws]:
@@ -140,7 +140,7 @@ class Chains:
 
     def use(self, covariance: Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]) -> None:
         """Take ``covariance``, or its diagonal in many dimensions, as the metric."""
-        if self.model.dimension > FOLD_METRIC_DIMENSION:
+        if self.model.dimension > DENSE_MOTION:
             self.covariance = covariance if covariance.ndim == 1 else np.diag(covariance).copy()
             self.factor = self.covariance**-0.5
         else:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from foldwise.folds.folds import Folds
-from foldwise.models.evaluate import gradients, rows_at
+from foldwise.models.evaluate import gradients, masked_log_density, rows_at
 from foldwise.models.model import Model
 from foldwise.sampling.blocks import Refine
 from foldwise.sampling.fit import Fit
@@ -28,6 +27,7 @@ from foldwise.sampling.metric import (
     shared_metric,
 )
 from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
+from foldwise.scores.evidence import FullData
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.special import logsumexp
 
@@ -43,23 +43,6 @@ POINTS, MANY_POINTS_DIMENSION = 4, 50
 _AT_ONCE = 32
 # Coordinates of a fold that are watched, and full-data draws by which they are chosen.
 WATCHED, _WATCH_DRAWS = 100, 500
-
-
-@dataclass(frozen=True)
-class FullData:
-    """The full-data draws as the folds see them.
-
-    ``joint`` is the log density of each fold's test rows at each draw, ``held_out`` that of all
-    rows outside its training set, ``rows`` the log mean density of each test row. ``positions``
-    are the draws, ``chains`` chains one after another, in batches of ``length`` draws for errors.
-    """
-
-    positions: Float[np.ndarray, "draw d"]
-    chains: int
-    length: int
-    joint: Float[np.ndarray, "fold draw"]
-    held_out: Float[np.ndarray, "fold draw"]
-    rows: Float[np.ndarray, " row"]
 
 
 def partner_draws(fit: Fit, folds: int) -> tuple[Float[np.ndarray, "chain draw d"], int]:
@@ -277,8 +260,7 @@ def _curvature(model: Model) -> Any:
             train, points = fold
 
             def log_density(q: Array) -> Array:
-                rows = jnp.where(train, model.flat_log_likelihood(q), 0.0)
-                return model.flat_log_prior(q) + rows.sum()
+                return masked_log_density(model, q, train)[0]
 
             return -jax.lax.map(jax.hessian(log_density), points).mean(axis=0)
 

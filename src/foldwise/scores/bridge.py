@@ -18,7 +18,7 @@ bias is -v0 / 2 + v1 / 2, for v0, v1 the Monte Carlo variances of these two mean
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from foldwise.support.special import expit, logsumexp
 
@@ -78,3 +78,17 @@ def _log_mean(x: Float[np.ndarray, "fold draw"]) -> tuple[np.ndarray, np.ndarray
 def overlap(log_terms: Float[np.ndarray, "fold draw"]) -> Float[np.ndarray, " fold"]:
     """Number of draws that carry the average of exp(log_terms): (sum f)^2 / sum f^2."""
     return np.exp(2.0 * logsumexp(log_terms, axis=1) - logsumexp(2.0 * log_terms, axis=1))
+
+
+def guess(
+    joint: Float[np.ndarray, "fold draw"], partner: Int[np.ndarray, " fold"], own_draws: int
+) -> Float[np.ndarray, " fold"]:
+    """The full-data draws' guess of the optimal bridge constant of each fold.
+
+    Importance sampling gives log r as -log mean(1 / l) over full-data draws; the constant is
+    log r plus the log of the draws of the fold over those of the partner.
+    """
+    count = joint.shape[1]
+    guess = np.log(count) - logsumexp(-joint, axis=1)
+    guess = np.where(np.isfinite(guess), guess, 0.0)
+    return guess + np.where(partner == len(partner), np.log(own_draws / count), 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -18,10 +17,25 @@ from foldwise.scores.diagnostics import (
     slow_limit,
     slowest_time,
 )
+from foldwise.scores.rungs import Climbed, Level, Rung
 from foldwise.scores.sums import BlockSums, RunningSums, Watch
 
-if TYPE_CHECKING:
-    from foldwise.sampling.rungs import Climbed, Rung
+
+@dataclass(frozen=True)
+class FullData:
+    """The full-data draws as the folds see them.
+
+    ``joint`` is the log density of each fold's test rows at each draw, ``held_out`` that of all
+    rows outside its training set, ``rows`` the log mean density of each test row. ``positions``
+    are the draws, ``chains`` chains one after another, in batches of ``length`` draws for errors.
+    """
+
+    positions: Float[np.ndarray, "draw d"]
+    chains: int
+    length: int
+    joint: Float[np.ndarray, "fold draw"]
+    held_out: Float[np.ndarray, "fold draw"]
+    rows: Float[np.ndarray, " row"]
 
 
 # What the draws of a fold contribute to the Hyvarinen score of the fold whose partner it is.
@@ -157,6 +171,10 @@ class Evidence:
     def n_draws(self) -> int:
         """Draws of each chain."""
         return int(self.sums.draws[0])
+
+    def full_level(self, fold: int) -> Level:
+        """The full data as the last level on a fold's way."""
+        return Level(1.0, self.full[fold].reshape(self.full_chains, -1))
 
     def first(self, draws: int, blocks: bool) -> Evidence:
         """What the first ``draws`` draws of every chain recorded, from stored draws.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from foldwise.sampling.rungs import climbed
 from foldwise.scores import bridge
 from foldwise.scores.diagnostics import ACCEPTANCE_LIMIT, block_means
 from foldwise.scores.evidence import Estimate, Evidence, fold_variance, full_variance
+from foldwise.scores.rungs import Climbed, Level, Way, join
 from foldwise.scores.sums import RunningSums
 from foldwise.support.special import log_expit, logsumexp
 
@@ -71,7 +71,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         own[k] = 1.0 if way.own is None else way.own
         own_variance[k] = evidence.variance_of(own[[k]], np.array([k]))[0]
         spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
-        full_influence[k] = way.full_influence(evidence)
+        full_influence[k] = way.full_influence(evidence.full[k])
         partner_variance[k] = full_variance(evidence, full_influence[k])
         if not way.settled or k in evidence.stranded:
             rung_variance[k] = np.inf  # nobody knows how far off
@@ -97,6 +97,25 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         stranded=stranded,
         unsettled=unsettled,
     )
+
+
+def climbed(evidence: Evidence) -> list[Climbed]:
+    """Scores of the folds that needed rungs."""
+    if evidence.draws is None:
+        return evidence.climbed
+    members = np.concatenate([np.zeros(0, int), *(rung.members for rung in evidence.rungs)])
+    return [_from_stored(evidence, evidence.draws, int(fold)) for fold in np.unique(members)]
+
+
+def _from_stored(
+    evidence: Evidence, draws: Float[np.ndarray, "fold chain draw target"], fold: int
+) -> Climbed:
+    way = Way(fold, Level(0.0, draws[fold, ..., 0]), evidence.sums.batch, True)
+    for rung in evidence.rungs:
+        for k in np.flatnonzero(rung.members == fold):
+            above = Level(float(rung.temper[k]), rung.scores[k], float(rung.acceptance[k]))
+            way.take(join(way.level, above), above)
+    return way.finish(evidence.full_level(fold))
 
 
 def _full_score(evidence: Evidence) -> Float[np.ndarray, " fold"]:

@@ -14,15 +14,24 @@ All scores are positively oriented, higher is better, except those named errors 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from foldwise.scores.diagnostics import batch_means_variance
+from foldwise.scores.hyvarinen import CURVATURE, ROW_CURVATURE, hyvarinen
+from foldwise.scores.rule import (
+    Aggregate,
+    Context,
+    Contribution,
+    Drawn,
+    Features,
+    Means,
+    Rule,
+    Sample,
+    jackknife,
+)
 from foldwise.support.special import normal_cdf
 
 # Test sets up to this size have a joint Dawid-Sebastiani score; its error grows with the square of
@@ -35,93 +44,6 @@ INTERVAL_LEVEL = 0.9
 ROUNDING = 1e-10
 # Draws times rows of stored predictive draws that are worked on at once, about 32 MB an array.
 _CHUNK = 2**22
-
-Features = Float[np.ndarray, "unit chain draw feature"]
-Means = Float[np.ndarray, "unit ... feature"]
-
-
-class Drawn(NamedTuple):
-    """Consecutive draws of some folds: what was recorded of their test rows, fold after fold.
-
-    ``counts`` are the folds' numbers of test rows, ``width`` the largest of any fold, ``classes``
-    the values that discrete observations take, ``batch`` the draws of a batch.
-    """
-
-    counts: Int[np.ndarray, " fold"]
-    observed: Float[np.ndarray, " row"]
-    replicate: Float[np.ndarray, "row chain draw"] | None
-    first: Float[np.ndarray, "row chain draw"] | None
-    second: Float[np.ndarray, "row chain draw"] | None
-    probability: Float[np.ndarray, "row chain draw class"] | None
-    width: int
-    classes: np.ndarray
-    batch: int
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What each draw contributes to a score, for every test row or for every fold.
-
-    ``features`` gives it for the draws at hand. Those that compare draws with each other need all
-    of them at once, so predictive draws are ``stored``; for the others running sums suffice.
-    ``weights`` names what each draw is weighed by, if anything: the density of the fold's test
-    rows (``joint``) or of the row itself (``row``).
-    """
-
-    name: str
-    needs: str
-    features: Callable[[Drawn], Features]
-    by_row: bool = True
-    stored: bool = False
-    weights: str = ""
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """A total that is a function of the mean score of all test rows, and its derivatives.
-
-    ``of_mean(m, v)`` with m the mean over rows and v the variance of their observed values;
-    ``slope`` and ``slope_v`` are its derivatives by m and v.
-    """
-
-    of_mean: Callable[[Any, float], Any] = lambda m, v: m
-    slope: Callable[[Any, float], Any] = lambda m, v: np.ones_like(m)
-    slope_v: Callable[[Any, float], Any] = lambda m, v: 0.0
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A scoring rule.
-
-    ``value(means, context)`` is the score of each unit from the means of its contributions;
-    ``context`` are the units' observed values. ``finish``, where given, replaces the jackknife.
-    ``aggregate`` says how rows become a total that is not their sum; ``error`` that rows are
-    errors, of which less is better; ``discrete`` that observations must be discrete.
-    """
-
-    title: str
-    contribution: Contribution | None = None
-    value: Callable[[Means, Context], np.ndarray] | None = None
-    finish: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
-    aggregate: Aggregate | None = None
-    error: bool = False
-    discrete: bool = False
-
-    @property
-    def sign(self) -> float:
-        """1 where a higher total is better, -1 where it is an error."""
-        return -1.0 if self.error and self.aggregate is not EXPLAINED else 1.0
-
-
-class Context(NamedTuple):
-    """What the values of units depend on besides their means.
-
-    Observed values and numbers of rows of the units, and the classes that observations may take.
-    """
-
-    observed: np.ndarray
-    counts: Int[np.ndarray, " unit"]
-    classes: np.ndarray
 
 
 # ---------------------------------------------------------------- contributions
@@ -160,13 +82,6 @@ def _below(drawn: Drawn) -> Features:
     return np.stack([drawn.replicate < observed, drawn.replicate == observed], axis=-1).astype(
         float
     )
-
-
-def _curvature(drawn: Drawn) -> Features:
-    """1, d and d^2 + dd, with d and dd the derivatives of the row's log density by its value."""
-    assert drawn.first is not None and drawn.second is not None
-    d = drawn.first
-    return np.stack([np.ones_like(d), d, d**2 + drawn.second], axis=-1)
 
 
 def _absolute_differences(drawn: Drawn) -> Features:
@@ -299,13 +214,6 @@ def _dawid_sebastiani(means: Means, context: Context) -> np.ndarray:
     return np.where(usable, -determinant - (standard**2 / value).sum(axis=-1), np.nan)
 
 
-def _hyvarinen(means: Means, _: Context) -> np.ndarray:
-    """-(2 E[w (dd + d^2)] - E[w d]^2), from weighted means of 1, d and d^2 + dd."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        first, second = means[..., 1] / means[..., 0], means[..., 2] / means[..., 0]
-    return first**2 - 2.0 * second
-
-
 def _brier(means: Means, context: Context) -> np.ndarray:
     """-sum over classes of (P(class) - 1[y = class])^2; half of it for two classes."""
     right = _shaped_like(means, context.observed)[..., None] == context.classes
@@ -336,62 +244,6 @@ def _shaped_like(means: Means, observed: np.ndarray) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- from means to scores
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Block sums of one sampler's draws: what the jackknife leaves out in turn.
-
-    ``joined`` is the number of blocks in a batch of each unit; None: one.
-    """
-
-    total: Float[np.ndarray, "unit chain block feature"]
-    length: int
-    draws: int
-    full_blocks: int
-    joined: Int[np.ndarray, " unit"] | None = None
-
-    def variance(
-        self, influence: Float[np.ndarray, "unit chain block"]
-    ) -> Float[np.ndarray, " unit"]:
-        """Monte Carlo variance of values on which the blocks have this influence."""
-        return batch_means_variance(influence, self.length, self.draws, self.joined)
-
-    @property
-    def count(self) -> int:
-        """Draws of all chains."""
-        return self.total.shape[1] * self.draws
-
-    @property
-    def mean(self) -> Float[np.ndarray, "unit feature"]:
-        """Means over all draws."""
-        return self.total.sum(axis=(1, 2)) / self.count
-
-    @property
-    def without(self) -> Float[np.ndarray, "unit chain block feature"]:
-        """Means over the draws outside each full block in turn."""
-        rest = self.total.sum(axis=(1, 2))[:, None, None] - self.total[:, :, : self.full_blocks]
-        return rest / (self.count - self.length)
-
-    def influence(
-        self, value: Float[np.ndarray, " unit"], left_out: Float[np.ndarray, "unit chain block"]
-    ) -> Float[np.ndarray, "unit chain block"]:
-        """Influence of each block on a value, from the values without it.
-
-        (N - b) / b times (value - value without the block), for N draws and blocks of b; for a
-        mean it is the block's mean minus the mean. The variance of the value is that of a mean of
-        these; adding their average removes the bias of order 1 / N.
-        """
-        return (value[:, None, None] - left_out) * ((self.count - self.length) / self.length)
-
-
-def jackknife(
-    sample: Sample, value: Callable[[Means], np.ndarray]
-) -> tuple[Float[np.ndarray, " unit"], Float[np.ndarray, "unit chain block"]]:
-    """Value at the means, its second-order bias removed, and the influence of each block."""
-    found = value(sample.mean)
-    influence = sample.influence(found, value(sample.without))
-    return found + influence.mean(axis=(1, 2)), influence
 
 
 def _squared_error_finish(
@@ -487,8 +339,6 @@ RESIDUALS = Contribution("residuals", "simulate", _residual_moments)
 JOINT_RESIDUALS = Contribution("joint_residuals", "simulate", _joint_moments, by_row=False)
 CLASSES = Contribution("classes", "classes", _class_probabilities)
 BELOW = Contribution("below", "simulate", _below)
-CURVATURE = Contribution("curvature", "row_log_density", _curvature, weights="joint")
-ROW_CURVATURE = Contribution("row_curvature", "row_log_density", _curvature, weights="row")
 DIFFERENCES = Contribution("differences", "simulate", _absolute_differences, stored=True)
 NORMS = Contribution("norms", "simulate", _norms, by_row=False, stored=True)
 
@@ -504,13 +354,14 @@ EXPLAINED = Aggregate(
     lambda m, v: 1.0 - m / (v or np.nan),
     lambda m, v: -1.0 / (v or np.nan),
     lambda m, v: m / (v or np.nan) ** 2,
+    share=True,
 )
 
 RULES: dict[str, Rule] = {
     "log": Rule("joint log density"),
     "log_pointwise": Rule("log density by row"),
-    "hyvarinen": Rule("Hyvarinen score, joint", CURVATURE, _hyvarinen),
-    "hyvarinen_pointwise": Rule("Hyvarinen score by row", ROW_CURVATURE, _hyvarinen),
+    "hyvarinen": Rule("Hyvarinen score, joint", CURVATURE, hyvarinen),
+    "hyvarinen_pointwise": Rule("Hyvarinen score by row", ROW_CURVATURE, hyvarinen),
     "dss": Rule("Dawid-Sebastiani, joint", JOINT_RESIDUALS, _dawid_sebastiani),
     "dss_pointwise": Rule("Dawid-Sebastiani by row", RESIDUALS, _dawid_sebastiani_row),
     "mse": Rule("mean squared error", RESIDUALS, None, _squared_error_finish, MEAN, error=True),

@@ -1,0 +1,191 @@
+"""What scores need of a model, and of each draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from foldwise.folds.folds import Folds
+from foldwise.models.model import Model
+from foldwise.scores.rule import (
+    Contribution,
+    Rule,
+)
+from foldwise.scores.rules import (
+    BELOW,
+    CLASSES,
+    MOST_CLASSES,
+    MOST_JOINT_ROWS,
+    RULES,
+    find_rule,
+)
+from foldwise.support.checks import check_name
+from foldwise.support.runtime import precision_context
+
+KEEP = ("position", "predictive")
+# Probability of classes not seen that a row may have before scores of classes are refused.
+MOST_UNSEEN = 1e-3
+
+
+class Emit(NamedTuple):
+    """What the program records of each draw besides the joint log density of the test rows.
+
+    ``by_row``: their log densities row by row. ``derivatives``: the first and second derivative of
+    each row's log density by its observed value. ``replicate``: one simulated value of each row.
+    ``classes``: values of which the probability of each row is wanted. ``position``: the position.
+    """
+
+    by_row: bool = False
+    derivatives: bool = False
+    replicate: bool = False
+    classes: tuple[float, ...] = ()
+    position: bool = False
+
+
+def rule_of(name: str, folds: Folds) -> Rule:
+    """The rule called ``name`` as it applies to ``folds``, the same in every subset of a scheme.
+
+    Folds of a single row have one Hyvarinen score, which bridges. Where a fold has more than
+    ``MOST_JOINT_ROWS`` test rows, ``dss`` takes all of them as uncorrelated, row by row.
+    """
+    if name == "hyvarinen_pointwise" and folds.largest_test == 1:
+        return RULES["hyvarinen"]
+    if name == "dss" and folds.largest_test > MOST_JOINT_ROWS:
+        return RULES["dss_pointwise"]
+    return find_rule(name)
+
+
+def contributions_of(names: Iterable[str], folds: Folds) -> list[Contribution]:
+    """What the draws contribute to the scores ``names``; predictive draws always to the PIT."""
+    rules = [rule_of(name, folds) for name in names]
+    found = {r.contribution.name: r.contribution for r in rules if r.contribution is not None}
+    if any(contribution.needs == "simulate" for contribution in found.values()):
+        found[BELOW.name] = BELOW
+    return list(found.values())
+
+
+def emitted(
+    names: tuple[str, ...],
+    keep: tuple[str, ...],
+    folds: Folds,
+    model: Model,
+    classes: Float[np.ndarray, " class"],
+) -> Emit:
+    """What the program must record of each draw for the scores ``names`` and for ``keep``.
+
+    Probabilities of classes come from ``row_log_density`` where there is one: they have less noise
+    than counts of predictive draws.
+    """
+    needed = contributions_of(names, folds)
+    by_density = CLASSES in needed and model.row_log_density is not None
+    simulated = any(c.needs == "simulate" for c in needed)
+    rows = "log_pointwise" in names or any(c.weights == "row" for c in needed)
+    return Emit(
+        by_row=rows and int(folds.n_test.max()) > 1,
+        derivatives=any(c.needs == "row_log_density" for c in needed),
+        replicate=simulated or "predictive" in keep or (CLASSES in needed and not by_density),
+        classes=tuple(classes.tolist()) if by_density else (),
+        position="position" in keep,
+    )
+
+
+def check_scores(names: tuple[str, ...], model: Model, folds: Folds, memory: str) -> None:
+    """Raise unless the model has what the scores ``names`` need."""
+    for name in names:
+        rule = find_rule(name)
+        if rule.contribution is None:
+            continue
+        if rule.discrete:
+            _check_classes(name, model)
+        elif rule.contribution.needs == "simulate":
+            _check_simulates(name, model)
+        else:
+            model.check_derivatives(name)
+        if rule.contribution.stored and memory == "online":
+            raise ValueError(
+                f'{name} needs stored predictive draws, but memory="online" keeps none; use '
+                'memory="draws", or a score that running sums suffice for: dss, mse, mae, r2'
+            )
+        if name == "r2" and np.ptp(np.asarray(model.y, float)) == 0.0:
+            raise ValueError("r2 needs observations that vary, but all are equal; use mse")
+    if "energy" in names and folds.largest_test == 1:
+        raise ValueError(
+            "energy scores test sets of several rows jointly, but every fold tests a single row; "
+            "use crps, which is the same there"
+        )
+
+
+def check_keep(keep: tuple[str, ...], model: Model, memory: str) -> None:
+    """Raise unless what is to be kept is known and can be."""
+    for name in keep:
+        check_name("keep", name, KEEP)
+    if keep and memory == "online":
+        raise ValueError(
+            f'keep={keep} stores draws, but memory="online" keeps none; use memory="draws"'
+        )
+    if "predictive" in keep:
+        _check_simulates("predictive", model)
+
+
+def _check_simulates(name: str, model: Model) -> None:
+    if model.simulate is None:
+        raise ValueError(
+            f"{name} needs predictive draws, but the model cannot simulate; give "
+            "Model(..., simulate=f) with f(key, position) one replicate of each row"
+        )
+    if model.y is None:
+        raise ValueError(f"{name} needs the observed values; give Model(..., y=y)")
+    model.check_simulate()
+
+
+def _check_classes(name: str, model: Model) -> None:
+    if model.row_log_density is None or model.y is None:
+        _check_simulates(name, model)
+    y = np.asarray(model.y)
+    if y.dtype.kind not in "iub" and not np.array_equal(y, np.round(y)):
+        raise ValueError(
+            f"{name} needs observations that are classes (whole numbers or booleans), but y holds "
+            f"{y.dtype} values such as {y[y != np.round(y)][0]}; use mse or crps"
+        )
+
+
+def classes_of(
+    model: Model, names: tuple[str, ...], positions: Float[np.ndarray, "draw d"]
+) -> Float[np.ndarray, " class"]:
+    """Classes that the observations of ``model`` may take, where a score needs them.
+
+    Those that are observed, and those that the model simulates at full-data draws. Raises where
+    they are too many, or where their probabilities do not add up to one.
+    """
+    name = next((n for n in names if find_rule(n).discrete), None)
+    if name is None:
+        return np.zeros(0)
+    classes = np.unique(np.asarray(model.y)).astype(float)
+    some = positions[:: max(1, len(positions) // 200)]
+    with precision_context("float64"):
+        if model.simulate is not None:
+            keys = jax.random.split(jax.random.key(0), len(some))
+            simulated = np.asarray(jax.jit(jax.vmap(model.flat_simulate))(keys, some))
+            classes = np.union1d(classes, simulated.astype(float))
+        if len(classes) > MOST_CLASSES:
+            raise ValueError(
+                f"{name} is for at most {MOST_CLASSES} classes, but there are {len(classes)}; use "
+                "crps for counts"
+            )
+        if model.row_log_density is not None:
+            of_draw = jax.vmap(lambda q: model.flat_probabilities(q, tuple(classes.tolist())))
+            least = float(np.asarray(jax.jit(of_draw)(some)).sum(axis=1).mean(axis=0).min())
+            if least < 1.0 - MOST_UNSEEN:
+                raise ValueError(
+                    f"{name} needs every class that the model allows, but the probabilities of "
+                    f"those seen ({', '.join(f'{c:g}' for c in classes)}) add up to only "
+                    f"{least:.3g} in some row; give the model simulate=, by which the others are "
+                    "found, or use crps for counts"
+                )
+    if len(classes) < 2:
+        raise ValueError(f"{name} needs at least two classes, but only {classes[0]:g} occurs")
+    return classes

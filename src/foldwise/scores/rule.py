@@ -1,0 +1,158 @@
+"""What a scoring rule is made of: contributions of draws, and values of their means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from foldwise.scores.diagnostics import batch_means_variance
+
+Features = Float[np.ndarray, "unit chain draw feature"]
+Means = Float[np.ndarray, "unit ... feature"]
+
+
+class Drawn(NamedTuple):
+    """Consecutive draws of some folds: what was recorded of their test rows, fold after fold.
+
+    ``counts`` are the folds' numbers of test rows, ``width`` the largest of any fold, ``classes``
+    the values that discrete observations take, ``batch`` the draws of a batch.
+    """
+
+    counts: Int[np.ndarray, " fold"]
+    observed: Float[np.ndarray, " row"]
+    replicate: Float[np.ndarray, "row chain draw"] | None
+    first: Float[np.ndarray, "row chain draw"] | None
+    second: Float[np.ndarray, "row chain draw"] | None
+    probability: Float[np.ndarray, "row chain draw class"] | None
+    width: int
+    classes: np.ndarray
+    batch: int
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What each draw contributes to a score, for every test row or for every fold.
+
+    ``features`` gives it for the draws at hand. Those that compare draws with each other need all
+    of them at once, so predictive draws are ``stored``; for the others running sums suffice.
+    ``weights`` names what each draw is weighed by, if anything: the density of the fold's test
+    rows (``joint``) or of the row itself (``row``).
+    """
+
+    name: str
+    needs: str
+    features: Callable[[Drawn], Features]
+    by_row: bool = True
+    stored: bool = False
+    weights: str = ""
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A total that is a function of the mean score of all test rows, and its derivatives.
+
+    ``of_mean(m, v)`` with m the mean over rows and v the variance of their observed values;
+    ``slope`` and ``slope_v`` are its derivatives by m and v. ``share``: it is a share explained, of
+    which more is better although rows are errors.
+    """
+
+    of_mean: Callable[[Any, float], Any] = lambda m, v: m
+    slope: Callable[[Any, float], Any] = lambda m, v: np.ones_like(m)
+    slope_v: Callable[[Any, float], Any] = lambda m, v: 0.0
+    share: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A scoring rule.
+
+    ``value(means, context)`` is the score of each unit from the means of its contributions;
+    ``context`` are the units' observed values. ``finish``, where given, replaces the jackknife.
+    ``aggregate`` says how rows become a total that is not their sum; ``error`` that rows are
+    errors, of which less is better; ``discrete`` that observations must be discrete.
+    """
+
+    title: str
+    contribution: Contribution | None = None
+    value: Callable[[Means, Context], np.ndarray] | None = None
+    finish: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
+    aggregate: Aggregate | None = None
+    error: bool = False
+    discrete: bool = False
+
+    @property
+    def sign(self) -> float:
+        """1 where a higher total is better, -1 where it is an error."""
+        share = self.aggregate is not None and self.aggregate.share
+        return -1.0 if self.error and not share else 1.0
+
+
+class Context(NamedTuple):
+    """What the values of units depend on besides their means.
+
+    Observed values and numbers of rows of the units, and the classes that observations may take.
+    """
+
+    observed: np.ndarray
+    counts: Int[np.ndarray, " unit"]
+    classes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Block sums of one sampler's draws: what the jackknife leaves out in turn.
+
+    ``joined`` is the number of blocks in a batch of each unit; None: one.
+    """
+
+    total: Float[np.ndarray, "unit chain block feature"]
+    length: int
+    draws: int
+    full_blocks: int
+    joined: Int[np.ndarray, " unit"] | None = None
+
+    def variance(
+        self, influence: Float[np.ndarray, "unit chain block"]
+    ) -> Float[np.ndarray, " unit"]:
+        """Monte Carlo variance of values on which the blocks have this influence."""
+        return batch_means_variance(influence, self.length, self.draws, self.joined)
+
+    @property
+    def count(self) -> int:
+        """Draws of all chains."""
+        return self.total.shape[1] * self.draws
+
+    @property
+    def mean(self) -> Float[np.ndarray, "unit feature"]:
+        """Means over all draws."""
+        return self.total.sum(axis=(1, 2)) / self.count
+
+    @property
+    def without(self) -> Float[np.ndarray, "unit chain block feature"]:
+        """Means over the draws outside each full block in turn."""
+        rest = self.total.sum(axis=(1, 2))[:, None, None] - self.total[:, :, : self.full_blocks]
+        return rest / (self.count - self.length)
+
+    def influence(
+        self, value: Float[np.ndarray, " unit"], left_out: Float[np.ndarray, "unit chain block"]
+    ) -> Float[np.ndarray, "unit chain block"]:
+        """Influence of each block on a value, from the values without it.
+
+        (N - b) / b times (value - value without the block), for N draws and blocks of b; for a
+        mean it is the block's mean minus the mean. The variance of the value is that of a mean of
+        these; adding their average removes the bias of order 1 / N.
+        """
+        return (value[:, None, None] - left_out) * ((self.count - self.length) / self.length)
+
+
+def jackknife(
+    sample: Sample, value: Callable[[Means], np.ndarray]
+) -> tuple[Float[np.ndarray, " unit"], Float[np.ndarray, "unit chain block"]]:
+    """Value at the means, its second-order bias removed, and the influence of each block."""
+    found = value(sample.mean)
+    influence = sample.influence(found, value(sample.without))
+    return found + influence.mean(axis=(1, 2)), influence

@@ -1,0 +1,172 @@
+"""From what was recorded by row or fold to scores by fold and their variances."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from foldwise.scores.diagnostics import batch_means_variance
+from foldwise.scores.evidence import (
+    Estimate,
+    Evidence,
+    fold_variance,
+)
+from foldwise.scores.rule import (
+    Contribution,
+    Drawn,
+    Sample,
+)
+from foldwise.scores.sums import concatenated_ranges
+
+# Values of stored predictive draws that are worked on at once: about 32 MB an array.
+_CHUNK = 2**22
+
+
+def drawn_of(
+    evidence: Evidence, members: Int[np.ndarray, " fold"], by_row: dict[str, np.ndarray]
+) -> Drawn:
+    """What was recorded of the test rows of the folds ``members``, as contributions take it."""
+    assert evidence.observed is not None and evidence.classes is not None
+    entries = concatenated_ranges(evidence.folds.test_start, members)
+    return Drawn(
+        counts=evidence.folds.n_test[members],
+        observed=evidence.observed[entries],
+        replicate=by_row.get("replicate"),
+        first=by_row.get("first"),
+        second=by_row.get("second"),
+        probability=by_row.get("probability"),
+        width=int(evidence.folds.n_test.max()),
+        classes=evidence.classes,
+        batch=evidence.sums.length,
+    )
+
+
+def unpadded(
+    values: Float[np.ndarray, "fold chain draw slot"], counts: Int[np.ndarray, " fold"]
+) -> Float[np.ndarray, "row chain draw"]:
+    """Rows of all folds one after the other, without the slots that pad them."""
+    valid = np.arange(values.shape[-1]) < counts[:, None]
+    return np.moveaxis(values, -1, 1)[valid]
+
+
+def sample_of(evidence: Evidence, contribution: Contribution) -> Sample:
+    """Block sums of a contribution over all draws so far."""
+    sums = evidence.sums
+    total = (
+        _stored_total(evidence, contribution)
+        if contribution.stored
+        else evidence.contributions[contribution.name].total
+    )
+    sizes = evidence.folds.n_test if contribution.by_row else 1
+    joined = np.repeat(evidence.joined, sizes)
+    return Sample(total, sums.length, evidence.n_draws, sums.full_blocks, joined)
+
+
+def _stored_total(
+    evidence: Evidence, contribution: Contribution
+) -> Float[np.ndarray, "unit chain block feature"]:
+    """Block sums from stored predictive draws, some folds at a time."""
+    folds, found = evidence.folds, []
+    assert evidence.replicate is not None
+    draws, length = evidence.n_draws, evidence.sums.length
+    step = max(1, _CHUNK // (evidence.chains * draws))
+    edges = np.arange(0, draws, length)
+    first = 0
+    while first < len(folds):
+        last = int(np.searchsorted(folds.test_start, folds.test_start[first] + step, "right")) - 1
+        members = np.arange(first, max(last, first + 1))
+        entries = concatenated_ranges(folds.test_start, members)
+        by_row = {"replicate": evidence.replicate[entries]}
+        features = contribution.features(drawn_of(evidence, members, by_row))
+        found.append(np.add.reduceat(features, edges, axis=2))
+        first = int(members[-1]) + 1
+    return np.concatenate(found)
+
+
+def assembled(
+    evidence: Evidence,
+    name: str,
+    value: Float[np.ndarray, " unit"],
+    influence: Float[np.ndarray, "unit chain block"],
+    by_row: bool,
+    from_folds: Float[np.ndarray, "row chain block"] | None = None,
+    from_full: Float[np.ndarray, "row chain block"] | None = None,
+    unit_weight: Float[np.ndarray, " unit"] | None = None,
+) -> Estimate:
+    """Scores by fold and their variances, from those of their rows or their own.
+
+    ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners;
+    ``unit_weight`` the weights in the total, if not those of the rows or folds.
+    """
+    folds = evidence.folds
+    k = len(folds)
+    sizes = folds.n_test if by_row else np.ones(k, int)
+    start = folds.test_start[:-1] if by_row else np.arange(k)
+    finite = np.isfinite(np.add.reduceat(value, start)) & ~evidence.undefined
+    score = np.where(finite, np.add.reduceat(value, start), np.nan)
+    if unit_weight is None:
+        unit_weight = folds.test_weight if by_row else folds.fold_weight
+    unit_weight = np.where(np.repeat(finite, sizes), unit_weight, 0.0)
+
+    def of_fold(blocks: np.ndarray, weight: np.ndarray | float = 1.0) -> np.ndarray:
+        blocks = np.where(np.isfinite(blocks), blocks, 0.0)
+        return np.add.reduceat(np.reshape(weight, (-1, 1, 1)) * blocks, start)
+
+    passed = np.zeros((k, *influence.shape[1:]))
+    fold, other = np.arange(k), _other_fold(evidence)
+    variance = evidence.variance_of(of_fold(influence))
+    row_variance = evidence.variance_of(influence, np.repeat(fold, sizes))
+    if from_folds is not None:
+        variance += evidence.variance_of(of_fold(from_folds), other)
+        row_variance += evidence.variance_of(from_folds, np.repeat(other, sizes))
+        passed = _moved(evidence, -of_fold(from_folds, unit_weight))
+    shared, full_part = np.zeros(0), 0.0
+    if from_full is not None and (evidence.partner == k).any():
+        full = evidence.full_curvature
+        assert full is not None
+        by_fold = of_fold(from_full, unit_weight)
+        variance += batch_means_variance(of_fold(from_full), full.length, full.draws)
+        row_variance += batch_means_variance(from_full, full.length, full.draws)
+        full_part = float(batch_means_variance(by_fold.sum(axis=0), full.length, full.draws))
+        shared = np.zeros((from_full.shape[1], full.draws))
+        whole = from_full.shape[2] * full.length
+        shared[:, :whole] = np.repeat(by_fold.sum(axis=0), full.length, axis=1)
+        shared = shared.ravel()
+    nothing = np.full(k, np.nan)
+    weighted = of_fold(influence, unit_weight)
+    # weights are in the influences already; a fold whose score is left out still serves another
+    one = np.ones(k)
+    return Estimate(
+        name=name,
+        score=score,
+        variance=variance,
+        own_variance=fold_variance(evidence, one, weighted, passed),
+        full_influence=shared,
+        full_variance=full_part,
+        spread=nothing,
+        noise=nothing,
+        overlap=nothing,
+        bridged=np.zeros(k, bool),
+        full_score=nothing,
+        weight=np.where(finite, folds.fold_weight, 0.0),
+        rows=value if by_row else None,
+        row_variance=row_variance if by_row else None,
+        weighted=from_folds is not None,
+    )
+
+
+def _other_fold(evidence: Evidence) -> Int[np.ndarray, " fold"]:
+    """The fold that is each fold's partner; the fold itself where its partner is no fold."""
+    other = evidence.partner
+    from_fold = (other >= 0) & (other < len(other))
+    return np.where(from_fold, other, np.arange(len(other)))
+
+
+def _moved(
+    evidence: Evidence, influence: Float[np.ndarray, "fold chain block"]
+) -> Float[np.ndarray, "fold chain block"]:
+    """Influences on each fold's score, moved to the folds whose draws they are of."""
+    moved = np.zeros_like(influence)
+    serves = evidence.previous >= 0
+    moved[serves] = influence[evidence.previous[serves]]
+    return moved
