@@ -15,7 +15,7 @@ import warnings
 import numpy as np
 
 import foldwise as fw
-from foldwise.results.result import summarise
+from foldwise.results.summary import summarise
 from foldwise.studies import toy
 
 LIMIT = 1.3

@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import hard  # noqa: E402
 
 import foldwise as fw  # noqa: E402
-from foldwise import crossval  # noqa: E402
-from foldwise.sampling import tuning  # noqa: E402
+from foldwise.sampling import sample, tuning  # noqa: E402
 from foldwise.scores.diagnostics import slow_limit  # noqa: E402
 from foldwise.scores.evidence import Evidence  # noqa: E402
 
@@ -41,7 +40,7 @@ def fixed_batches():
 
 
 def one_warmup():
-    return patch.object(crossval, "MOST_TRIES", 0)
+    return patch.object(sample, "MOST_TRIES", 0)
 
 
 def shared_metric():

@@ -24,7 +24,8 @@ from foldwise.results.compare import (
     probability,
     stacking_weights,
 )
-from foldwise.results.result import CVResult, FoldWarning, finish_score
+from foldwise.results.result import CVResult, FoldWarning
+from foldwise.results.totals import finish_score
 from foldwise.scores.diagnostics import Mixing
 from foldwise.scores.rules import column
 

@@ -10,7 +10,7 @@ import pytest
 
 import foldwise as fw
 from foldwise.sampling import blocks as sampler_module
-from foldwise.sampling.rungs import climbed
+from foldwise.scores.logscore import climbed
 from foldwise.support import runtime
 
 SUBSETS = [(1, *rest) for rest in product([0, 1], repeat=2)]

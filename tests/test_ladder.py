@@ -9,7 +9,9 @@ import pytest
 import foldwise as fw
 from foldwise.results.result import FoldWarning
 from foldwise.sampling import rungs as ladder
-from foldwise.sampling.rungs import Level, _step, _Way, climbed
+from foldwise.scores import rungs
+from foldwise.scores.logscore import climbed
+from foldwise.scores.rungs import Level, Way, join
 
 
 @cache
@@ -37,7 +39,7 @@ def test_far_groups_have_the_exact_score(seed, distance, rows, far, memory):
     assert np.abs(errors(result, exact)).max() < 4
     assert abs(result.elpd - exact.sum()) < 4 * result.mcse < 0.02 * abs(exact.sum())
     assert np.all(result.folds["status"] == "fine")
-    assert np.all(result.folds["overlap"] > ladder.LEAST_OVERLAP)
+    assert np.all(result.folds["overlap"] > rungs.LEAST_OVERLAP)
 
 
 def test_a_longer_run_comes_closer(seed):
@@ -134,16 +136,16 @@ def normal_levels(rng, tempers, distance=6.0, precision=4.0, draws=200):
 
 
 def way_through(levels):
-    way = _Way(0, levels[0], 10, True)
+    way = Way(0, levels[0], 10, True)
     for level in levels[1:-1]:
-        way.take(_step(way.level, level), level)
+        way.take(join(way.level, level), level)
     return way.finish(levels[-1])
 
 
 def test_independent_draws_give_the_ratio(rng):
     levels, exact = normal_levels(rng, [0.0, 0.05, 0.12, 0.25, 0.5, 1.0])
     found = way_through(levels)
-    assert found.overlap > ladder.RUNG_OVERLAP and found.settled
+    assert found.overlap > rungs.RUNG_OVERLAP and found.settled
     error = np.sqrt(found.rung_variance + found.own.var() / found.own.size)
     assert 0.02 < error < 0.5 and abs(found.log_r + found.correction - exact) < 4 * error
 
@@ -156,7 +158,7 @@ def test_chains_that_disagree_or_drift_are_noticed(rng):
     # no chain alone shows it, and R-hat is blind to it, but all rungs drift the same way
     on_their_way = [Level(w.temper, w.scores + np.linspace(-8, 8, 200)) for w in levels[1:-1]]
     found = way_through([levels[0], *on_their_way, levels[-1]])
-    assert found.rhat < 1.1 and abs(found.drift) > ladder.MOST_DRIFT and not found.settled
+    assert found.rhat < 1.1 and abs(found.drift) > rungs.MOST_DRIFT and not found.settled
     stuck = levels[2].scores.copy()
     stuck[3] = stuck[3, 0]
     assert way_through([*levels[:2], Level(0.12, stuck), *levels[3:]]).rhat == np.inf
@@ -165,6 +167,6 @@ def test_chains_that_disagree_or_drift_are_noticed(rng):
 def test_clusters_far_apart_do_not_overlap(rng):
     """Their terms hardly vary, so that many draws seem to carry the bridge."""
     low, high = (Level(t, rng.normal(m, 0.1, (4, 50))) for t, m in ((0.0, -5000.0), (1.0, -3.0)))
-    found = _step(low, high)
+    found = join(low, high)
     assert np.isfinite(found.log_ratio) and np.isfinite(found.up).all()
     assert found.overlap < 1e-6

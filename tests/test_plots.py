@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from scipy.stats import norm
 
 import foldwise as fw
-from foldwise.crossval import extend
 from foldwise.results import figures as plots
-from foldwise.results.result import first_draws, recorded, summarise
+from foldwise.results.extend import extend
+from foldwise.results.replay import first_draws, recorded
+from foldwise.results.summary import summarise
 from foldwise.scores import diagnostics
 
 

@@ -12,8 +12,8 @@ import scoringrules
 from scipy import stats
 
 import foldwise as fw
-from foldwise.results.result import total_units
-from foldwise.scores import rules
+from foldwise.results.totals import total_units
+from foldwise.scores import hyvarinen, rules
 from foldwise.scores.rules import Context, Drawn, Sample, column, jackknife
 
 BY_DRAWS = ("hyvarinen", "dss", "dss_pointwise", "mse", "rmse", "mae", "r2")
@@ -78,12 +78,14 @@ def test_hyvarinen_of_the_method_note():
     rng = np.random.default_rng(1)
     d = rng.normal(0.3, 0.8, (1, 4, 200_000)) - 1.5
     weight = np.exp(-0.5 * d**2)[..., None]
-    features = rules._curvature(_drawn(np.zeros(d.shape), [1.5], first=d, second=-np.ones(d.shape)))
+    features = hyvarinen._curvature(
+        _drawn(np.zeros(d.shape), [1.5], first=d, second=-np.ones(d.shape))
+    )
     means = (weight * features).mean(axis=(1, 2))
     nothing = Context(np.zeros(1), np.ones(1, int), np.zeros(0))
-    assert rules._hyvarinen(means, nothing) == pytest.approx(0.68412, abs=0.01)
+    assert hyvarinen.hyvarinen(means, nothing) == pytest.approx(0.68412, abs=0.01)
     unweighted = features.mean(axis=(1, 2))
-    assert rules._hyvarinen(unweighted, nothing) == pytest.approx(-0.72, abs=0.02)
+    assert hyvarinen.hyvarinen(unweighted, nothing) == pytest.approx(-0.72, abs=0.02)
 
 
 def test_single_rows_make_joint_and_row_scores_alike(results):

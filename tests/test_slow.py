@@ -7,6 +7,7 @@ from scipy.stats import binom
 
 import foldwise as fw
 from foldwise.results import result as results
+from foldwise.results.summary import summarise
 from foldwise.sampling.metric import FoldMetric
 from foldwise.sampling.tuning import first_metrics, local_coordinates
 from foldwise.scores import diagnostics, evidence
@@ -152,7 +153,7 @@ def test_no_fold_is_fine_where_most_are_too_slow(prepared, monkeypatch, slow):
     marked = np.arange(16) < slow
     monkeypatch.setattr(evidence.Evidence, "slow", property(lambda self: marked))
     with pytest.warns(results.FoldWarning, match="too slow"):
-        status = results.summarise(run).folds["status"].values
+        status = summarise(run).folds["status"].values
     assert (status[:slow] == "too slow").all()
     assert (status[slow:] == ("others in trouble" if slow == 8 else "fine")).all()
 

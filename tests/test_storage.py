@@ -16,8 +16,10 @@ import xarray as xr
 
 import foldwise as fw
 from foldwise import crossval
-from foldwise.results import export, identity
+from foldwise.results import export, identity, packing
 from foldwise.results import files as storage
+from foldwise.results.extend import extend
+from foldwise.results.merge import merge
 from foldwise.results.result import CVResult
 from foldwise.sampling import tuning
 from foldwise.sampling.metric import SharedMetric
@@ -165,7 +167,7 @@ def test_saving_a_loaded_result_writes_the_same_content(by_row, regression, tmp_
     second = storage.save(found, tmp_path / "second.nc")
     assert content(first) == content(second)
     longer = storage.load(second).extend(MORE, model=regression.model, progress=False)
-    same_result(crossval.extend(by_row.run, MORE, False), longer, times=False)
+    same_result(extend(by_row.run, MORE, False), longer, times=False)
 
 
 def test_an_extended_loaded_result_can_be_saved(loo, regression, saved, tmp_path):
@@ -398,7 +400,7 @@ def test_load_refuses_a_newer_format(saved):
 
 
 def test_load_names_the_version_of_records_it_does_not_know(saved, monkeypatch):
-    monkeypatch.delitem(storage._RECORDS, "Score")
+    monkeypatch.delitem(packing._RECORDS, "Score")
     with pytest.raises(ValueError, match=r"loo\.nc is a foldwise result.*saved by foldwise") as e:
         storage.load(saved)
     assert "the file's Score has the fields name, total" in str(e.value.__cause__)
@@ -420,15 +422,15 @@ class Record:
 
 
 def test_new_fields_of_records_need_no_new_code(monkeypatch, tmp_path):
-    monkeypatch.setitem(storage._RECORDS, "Record", Record)
+    monkeypatch.setitem(packing._RECORDS, "Record", Record)
     inner = Record(np.zeros((3, 0, 3), np.float32), [])
     value = Record(
         np.arange(4.0).reshape(2, 2),
         [np.arange(3), None, inner, ("a", 2.5, True, 2**70), {"k": None, "l": [np.ones(2)]}],
     )
-    storage._pack(value).to_netcdf(tmp_path / "r.nc", engine="h5netcdf")
+    packing.pack(value).to_netcdf(tmp_path / "r.nc", engine="h5netcdf")
     with xr.open_datatree(tmp_path / "r.nc", engine="h5netcdf", mask_and_scale=False) as tree:
-        found = storage._unpack(tree.load())
+        found = packing.unpack(tree.load())
     same_bits(found.numbers, value.numbers)
     same_bits(found.parts[0], value.parts[0])
     assert found.parts[1] is None
@@ -462,7 +464,7 @@ def test_loaded_result_goes_on_as_the_original(which, request, tmp_path):
     if "k-fold" in which:
         assert result.rows is not None
     path = storage.save(result, tmp_path / "r.nc")
-    expected = crossval.extend(result.run, MORE, progress=False)
+    expected = extend(result.run, MORE, progress=False)
     found = storage.load(path).extend(MORE, model=case.model, progress=False)
     assert found.info["draws"] == 60 + MORE
     assert found.elpd != result.elpd
@@ -480,7 +482,7 @@ def test_rungs_survive(tmp_path):
         for f in fields(mine):
             same_bits(getattr(mine, f.name), getattr(theirs, f.name))
     same_result(crossval.summarise(run), result)
-    expected = crossval.extend(result.run, MORE, progress=False)
+    expected = extend(result.run, MORE, progress=False)
     same_result(expected, found.extend(MORE, case.model, progress=False), times=False)
 
 
@@ -491,7 +493,7 @@ def test_a_metric_that_folds_share_survives(monkeypatch, tmp_path):
     assert isinstance(result.run.sampler.metric, SharedMetric)
     assert result.run.sampler.metric.folds.local.any()
     found = storage.load(storage.save(result, tmp_path / "r.nc"))
-    expected = crossval.extend(result.run, MORE, progress=False)
+    expected = extend(result.run, MORE, progress=False)
     same_result(expected, found.extend(MORE, case.model, progress=False), times=False)
 
 
@@ -582,8 +584,8 @@ def same_to_rounding(mine: xr.Dataset, theirs: xr.Dataset, where: dict[str, np.n
 
 def test_halves_make_the_whole(halves, regression):
     whole = regression.run(estimator="mean")
-    close(storage.merge(halves), whole)
-    close(storage.merge(reversed(halves)), whole)
+    close(merge(halves), whole)
+    close(merge(reversed(halves)), whole)
 
 
 def test_interleaved_parts_by_row(regression, by_row):
@@ -592,7 +594,7 @@ def test_interleaved_parts_by_row(regression, by_row):
     parts = [regression.run(folds[part], **options) for part in ([3, 1], [4], [0, 2])]
     whole = regression.run(folds, **options)
     assert whole.rows is not None
-    close(storage.merge(parts), whole)
+    close(merge(parts), whole)
 
 
 def test_a_part_whose_folds_test_one_row_each(regression):
@@ -602,14 +604,14 @@ def test_a_part_whose_folds_test_one_row_each(regression):
     options = {"scores": "log_pointwise", "estimator": "mean"}
     parts = [regression.run(folds[:2], **options), regression.run(folds[2:], **options)]
     assert parts[0].rows is None and parts[1].rows is not None
-    close(storage.merge(parts), regression.run(folds, **options))
+    close(merge(parts), regression.run(folds, **options))
 
 
 @pytest.mark.parametrize("memory", ["draws", "online"])
 def test_parts_that_share_a_fit_share_its_error(memory, regression):
     folds, whole = regression.problem.folds, regression.run(memory=memory)
     parts = [regression.run(part, memory=memory) for part in (folds[:11], folds[11:])]
-    merged = storage.merge(parts)
+    merged = merge(parts)
     assert (whole.folds["estimator"] == "bridge").all()
     assert whole.score("log").full_variance > 0
     close(merged, whole)
@@ -621,7 +623,7 @@ def test_parts_with_fits_of_their_own_are_independent(regression):
     folds = regression.problem.folds
     other = fw.fit(regression.model, draws=200, warmup=200, seed=2, progress=False)
     parts = [regression.run(folds[:20]), regression.run(folds[20:], fit=other)]
-    merged = storage.merge(parts).score("log")
+    merged = merge(parts).score("log")
     apart = [part.score("log").full_variance for part in parts]
     assert min(apart) > 0
     assert merged.full_variance == pytest.approx(sum(apart), rel=1e-12)
@@ -636,7 +638,7 @@ def test_merge_takes_the_chains_of_the_fit(chains, regression, tmp_path):
     folds = regression.problem.folds
     parts = [regression.run(folds[:20], fit=fit), regression.run(folds[20:], fit=fit)]
     paths = [storage.save(part, tmp_path / f"{k}.nc") for k, part in enumerate(parts)]
-    merged, loaded = storage.merge(parts), storage.merge(map(storage.load, paths))
+    merged, loaded = merge(parts), merge(map(storage.load, paths))
     score = merged.score("log")
     expected = evidence.full_variance(parts[0].run.evidence, score.full_influence)
     assert score.full_variance == pytest.approx(expected, rel=1e-12)
@@ -645,12 +647,12 @@ def test_merge_takes_the_chains_of_the_fit(chains, regression, tmp_path):
 
 
 def test_benchmark_is_the_maximum_over_the_parts(halves):
-    merged = storage.merge(halves)
+    merged = merge(halves)
     both = np.stack([part.mixing.benchmark for part in halves])
     np.testing.assert_array_equal(merged.mixing.benchmark, both.max(axis=0))
     assert merged.rhat_max == max(part.rhat_max for part in halves)
     blind = replace(halves[0], mixing=replace(halves[0].mixing, benchmark=np.full(500, np.nan)))
-    np.testing.assert_array_equal(storage.merge([blind, halves[1]]).mixing.benchmark, both[1])
+    np.testing.assert_array_equal(merge([blind, halves[1]]).mixing.benchmark, both[1])
 
 
 def test_status_is_judged_by_the_merged_benchmark(halves):
@@ -660,13 +662,13 @@ def test_status_is_judged_by_the_merged_benchmark(halves):
     table["acceptance"].values[2] = 0.1
     table["rhat"].values[3:5] = 9.0
     flagged = {"log": replace(first.score("log"), folds=table)}
-    merged = storage.merge([replace(first, scores=flagged), second])
+    merged = merge([replace(first, scores=flagged), second])
     expected = ["fine", "stuck chain", "low acceptance", "not finite", "chains disagree"]
     assert merged.folds["status"].values[:5].tolist() == expected
 
 
 def test_merged_info(halves):
-    merged = storage.merge(halves)
+    merged = merge(halves)
     assert merged.info["merged"] == 2
     assert merged.info["memory"] == "draws"
     for phase in halves[0].info["seconds"]:
@@ -679,13 +681,13 @@ def test_merged_info(halves):
 
 
 def test_draws_are_kept_only_if_all_parts_have_them(halves):
-    merged = storage.merge([halves[0], replace(halves[1], draws=None)])
+    merged = merge([halves[0], replace(halves[1], draws=None)])
     assert merged.draws is None
     assert merged.info["memory"] == "online"
 
 
 def test_merged_result_is_saved_and_cannot_be_extended(halves, tmp_path):
-    merged = storage.merge(halves)
+    merged = merge(halves)
     found = storage.load(storage.save(merged, tmp_path / "r.nc"))
     same_result(merged, found)
     assert "state" not in found.info and len(str(found)) > 100
@@ -695,35 +697,35 @@ def test_merged_result_is_saved_and_cannot_be_extended(halves, tmp_path):
 
 def test_merging_loaded_parts(halves, tmp_path):
     paths = [storage.save(part, tmp_path / f"{k}.nc") for k, part in enumerate(halves)]
-    found = storage.merge(storage.load(path) for path in paths)
-    same_result(storage.merge(halves), found)
+    found = merge(storage.load(path) for path in paths)
+    same_result(merge(halves), found)
     assert "state" not in found.info
 
 
 def test_merge_in_steps(regression):
     folds = regression.problem.folds
     parts = [regression.run(folds[part], estimator="mean") for part in np.split(np.arange(40), 4)]
-    steps = storage.merge([storage.merge(parts[:2]), storage.merge(parts[2:])])
-    close(steps, storage.merge(parts))
+    steps = merge([merge(parts[:2]), merge(parts[2:])])
+    close(steps, merge(parts))
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_merge_needs_two(count, halves):
     with pytest.raises(ValueError, match=f"at least two results, got {count}"):
-        storage.merge(halves[:count])
+        merge(halves[:count])
 
 
 def test_merge_refuses_what_is_not_a_result(halves):
     with pytest.raises(TypeError, match="list of CVResult, but it holds a str"):
-        storage.merge({"a": halves[0], "b": halves[1]})
+        merge({"a": halves[0], "b": halves[1]})
 
 
 def test_merge_names_folds_in_common(halves, regression):
     overlap = regression.run(regression.problem.folds[[23, 24, 25]], estimator="mean")
     with pytest.raises(ValueError, match=r"but 2 are in several: 23, 24; leave one"):
-        storage.merge([halves[0], overlap])
+        merge([halves[0], overlap])
     with pytest.raises(ValueError, match=r"25 are in several: 0, 1, 2, 3, 4 and 20 more"):
-        storage.merge([halves[0], halves[0]])
+        merge([halves[0], halves[0]])
 
 
 OTHER_INFO = {
@@ -741,26 +743,26 @@ def test_merge_refuses_parts_that_differ(key, halves):
     value, advice = OTHER_INFO[key]
     odd = replace(halves[1], info={**halves[1].info, key: value})
     with pytest.raises(ValueError, match=rf"have the same {key}, but .*{value}.*{advice}"):
-        storage.merge([halves[0], odd])
+        merge([halves[0], odd])
 
 
 def test_merge_takes_parts_without_a_model_name(halves):
     unnamed = replace(halves[1], info={**halves[1].info, "model": ""})
-    assert storage.merge([halves[0], unnamed]).info["model"] == "regression"
+    assert merge([halves[0], unnamed]).info["model"] == "regression"
 
 
 def test_merge_refuses_other_scores(halves):
     renamed = replace(halves[1], scores={"log_pointwise": halves[1].score("log")})
     with pytest.raises(ValueError, match=r"same scores, but they have 'log' and 'log_pointwise'"):
-        storage.merge([halves[0], renamed])
+        merge([halves[0], renamed])
 
 
 def test_merge_refuses_other_observations(halves):
     odd = replace(halves[1], test={**halves[1].test, "y": halves[1].test["y"] + 1.0})
     with pytest.raises(ValueError, match="their y differ"):
-        storage.merge([halves[0], odd])
+        merge([halves[0], odd])
     without = {k: v for k, v in halves[0].test.items() if k != "y"}
-    merged = storage.merge([replace(halves[0], test=without), halves[1]])
+    merged = merge([replace(halves[0], test=without), halves[1]])
     same_bits(merged.test["y"], halves[1].test["y"])
 
 
@@ -793,7 +795,7 @@ def test_merge_refuses_another_model_of_the_same_name(regression, halves):
     with pytest.raises(
         ValueError, match=r"one model.*results 0 and 1 .*log prior differs .*run ev"
     ):
-        storage.merge([halves[0], part])
+        merge([halves[0], part])
 
 
 CHANGED = {
@@ -815,17 +817,17 @@ def test_merge_refuses_other_densities(what, regression, halves):
         parts = {"X": parts["X"](problem.X)}
     values = identity.model_values(changed(problem, **parts)).tolist()
     with pytest.raises(ValueError, match=f"one model with the same data.*{message}"):
-        storage.merge([halves[0], with_identity(halves[1], model=values)])
+        merge([halves[0], with_identity(halves[1], model=values)])
 
 
 def test_merge_bears_the_rounding_of_other_machines(halves):
     values = np.array(halves[1].info["identity"]["model"])
     close(
-        storage.merge([halves[0], with_identity(halves[1], model=(values * (1 + 1e-8)).tolist())]),
-        storage.merge(halves),
+        merge([halves[0], with_identity(halves[1], model=(values * (1 + 1e-8)).tolist())]),
+        merge(halves),
     )
     with pytest.raises(ValueError, match="one model"):
-        storage.merge([halves[0], with_identity(halves[1], model=(values * (1 + 1e-5)).tolist())])
+        merge([halves[0], with_identity(halves[1], model=(values * (1 + 1e-5)).tolist())])
 
 
 def test_densities_that_are_not_finite_are_told_apart():
@@ -847,11 +849,11 @@ def test_merge_refuses_another_grouping_of_the_same_name(regression):
     with pytest.raises(
         ValueError, match=r"of one scheme, but results 0 and 1 .* other rows in the"
     ):
-        storage.merge(parts)
+        merge(parts)
     parts[1] = regression.run(folds[4:6])
-    merged = storage.merge(parts)
+    merged = merge(parts)
     assert "\n6 of 8 folds, 40 rows, " in str(merged) and "\n4 of 8 folds, " in str(parts[0])
-    assert "\n8 folds, 40 rows, " in str(storage.merge([merged, regression.run(folds[6:])]))
+    assert "\n8 folds, 40 rows, " in str(merge([merged, regression.run(folds[6:])]))
 
 
 def test_merge_refuses_parts_that_do_not_know_what_they_are_of(halves, tmp_path):
@@ -859,14 +861,14 @@ def test_merge_refuses_parts_that_do_not_know_what_they_are_of(halves, tmp_path)
     before = storage.load(storage.save(replace(halves[1], info=info, run=None), tmp_path / "r.nc"))
     assert "\n15 folds, 40 rows, " in str(before)
     with pytest.raises(ValueError, match=r"result 1 does not: it was saved before .*; run that pa"):
-        storage.merge([halves[0], before])
+        merge([halves[0], before])
 
 
 def test_folds_saved_before_do_not_know_their_scheme(regression):
-    packed = storage._pack(regression.problem.folds[:5]).to_dataset()
+    packed = packing.pack(regression.problem.folds[:5]).to_dataset()
     keys = [key for key in json.loads(packed.attrs["keys"]) if key not in ("total", "digest")]
     packed = packed.drop_vars(["total", "digest"]).assign_attrs(keys=json.dumps(keys))
-    folds = storage._unpack(xr.DataTree(packed))
+    folds = packing.unpack(xr.DataTree(packed))
     assert (len(folds), folds.total, folds.digest) == (5, 0, "")
 
 
@@ -875,9 +877,9 @@ def test_problems_of_all_fits_are_kept(halves):
         replace(part, info={**part.info, "fit_problems": text})
         for part, text in zip(halves, ("", "R-hat is up to 1.05"), strict=True)
     )
-    assert storage.merge([first, second]).info["fit_problems"] == "R-hat is up to 1.05"
+    assert merge([first, second]).info["fit_problems"] == "R-hat is up to 1.05"
     again = replace(first, info=second.info)
-    assert storage.merge([again, second]).info["fit_problems"] == "R-hat is up to 1.05"
+    assert merge([again, second]).info["fit_problems"] == "R-hat is up to 1.05"
 
 
 # ---------------------------------------------------------------- arviz

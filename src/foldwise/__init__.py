@@ -23,7 +23,8 @@ from foldwise.models.model import Model
 from foldwise.models.numpyro import from_numpyro
 from foldwise.models.pymc import from_bambi, from_pymc
 from foldwise.results.compare import Comparison, compare
-from foldwise.results.result import CVResult, load, merge
+from foldwise.results.methods import load, merge
+from foldwise.results.result import CVResult
 from foldwise.sampling.fit import Fit, fit
 from foldwise.support.runtime import configure
 

@@ -14,7 +14,8 @@ from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import gradients_program, rows_program
 from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
-from foldwise.results.result import CVResult, summarise
+from foldwise.results.result import CVResult
+from foldwise.results.summary import summarise
 from foldwise.sampling.blocks import (
     PILOTS,
     SEGMENT,
@@ -517,13 +518,3 @@ def _main_variances(run: Run) -> tuple[float, float]:
         return np.nan, np.nan
     slope = total_slope(run.evidence, found)
     return slope**2 * found.own_variance, slope**2 * found.full_variance
-
-
-def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
-    """Result of ``run`` after ``draws`` more draws of every chain; ``run`` itself is unchanged."""
-    check_count("draws", draws, 1)
-    run.model.check_shapes()
-    longer = run.copy()
-    with Progress(progress) as bar:
-        sample([longer], draws, bar)
-    return summarise(longer)

@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from foldwise.results import methods
 from foldwise.results.identity import folds_of_scheme, same_scheme
-from foldwise.results.result import (
-    CVResult,
-    FoldWarning,
-    Score,
-    standard_error,
-    total_units,
-    unit_repeats,
-)
+from foldwise.results.result import CVResult, FoldWarning, Score
+from foldwise.results.totals import standard_error, total_units, unit_repeats
 from foldwise.scores.diagnostics import ADVICE
 from foldwise.scores.rules import LOG_SCORES, column, find_rule
 from foldwise.support.special import normal_cdf, softmax
@@ -191,9 +186,7 @@ class Comparison:
         return float(np.mean(self.rhat_benchmark >= self.rhat_max))
 
     def __str__(self) -> str:
-        from foldwise.results.text import comparison_text
-
-        return comparison_text(self)
+        return methods.comparison_text(self)
 
     __repr__ = __str__
 

@@ -9,7 +9,8 @@ import numpy as np
 import xarray as xr
 
 from foldwise.models.model import Model
-from foldwise.results.result import CVResult, units
+from foldwise.results.result import CVResult
+from foldwise.results.totals import units
 from foldwise.scores.diagnostics import PARETO_LIMIT
 from foldwise.scores.rules import LOG_SCORES
 from foldwise.support.runtime import precision_context

@@ -34,7 +34,8 @@ from foldwise.results.compare import (
     probability,
 )
 from foldwise.results.identity import folds_of_scheme
-from foldwise.results.result import CVResult, Score, first_draws, in_blocks, recorded
+from foldwise.results.replay import first_draws, in_blocks, recorded
+from foldwise.results.result import CVResult, Score
 from foldwise.scores import diagnostics
 from foldwise.scores.evidence import Evidence
 from foldwise.scores.rules import LOG_SCORES, column, find_rule

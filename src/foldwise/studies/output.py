@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foldwise.results.compare import Comparison, compare
-from foldwise.results.result import CVResult, flags, load
+from foldwise.results.files import load
+from foldwise.results.result import CVResult, flags
 from foldwise.scores.rules import LOG_SCORES, find_rule
 from foldwise.studies import Outcome
 

@@ -1,0 +1,89 @@
+"""Where methods of results reach up to the modules that print, save, export and extend them.
+
+These modules know results, so results can not import them; this is the only place that does, when
+a method is called. What reads and joins files waits here too: it needs xarray, which is slow to
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+
+    import xarray as xr
+
+    from foldwise.models.model import Model
+    from foldwise.results.compare import Comparison
+    from foldwise.results.result import CVResult, Score
+
+
+def extend(result: CVResult, draws: int, model: Model | None, progress: bool) -> CVResult:
+    """What ``CVResult.extend`` does."""
+    from foldwise.results import extend
+
+    return extend.extended(result, draws, model, progress)
+
+
+def save(result: CVResult, path: str | os.PathLike[str]) -> None:
+    """What ``CVResult.save`` does."""
+    from foldwise.results import files
+
+    files.save(result, path)
+
+
+def to_arviz(result: CVResult) -> Any:
+    """What ``CVResult.to_arviz`` does."""
+    from foldwise.results import export
+
+    return export.to_arviz(result)
+
+
+def to_datatree(result: CVResult, model: Model | None) -> xr.DataTree:
+    """What ``CVResult.to_datatree`` does."""
+    from foldwise.results import export
+
+    return export.to_datatree(result, model)
+
+
+def result_text(result: CVResult) -> str:
+    """A result as it is printed."""
+    from foldwise.results import text
+
+    return text.result_text(result)
+
+
+def score_text(score: Score) -> str:
+    """A score as it is printed."""
+    from foldwise.results import text
+
+    return text.score_text(score)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """A comparison as it is printed."""
+    from foldwise.results import text
+
+    return text.comparison_text(comparison)
+
+
+def load(path: str | Path) -> CVResult:
+    """Read a result that ``CVResult.save`` wrote."""
+    from foldwise.results import files
+
+    return files.load(path)
+
+
+def merge(results: Iterable[CVResult]) -> CVResult:
+    """Join results of disjoint folds of one scheme, run apart, into that of all their folds.
+
+    They must be of one model and its data, one scheme and one run length, with the same scores and
+    estimator; the joined result says how many folds of the scheme it has. It cannot be extended;
+    extend its parts and merge them again.
+    """
+    from foldwise.results import merge
+
+    return merge.merge(results)

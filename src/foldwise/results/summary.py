@@ -1,0 +1,242 @@
+"""From what a run has recorded to its result: scores, diagnostics and status of every fold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foldwise.folds.folds import Folds
+from foldwise.results.identity import identity
+from foldwise.results.result import CVResult, Score, warn_of_flags
+from foldwise.results.totals import finish_score
+from foldwise.sampling.run import Run
+from foldwise.scores import diagnostics
+from foldwise.scores.estimate import calibration, estimate
+from foldwise.scores.evidence import Estimate, Evidence
+from foldwise.scores.rules import JOINT_RESIDUALS, LOG_SCORES, column, find_rule
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+# Columns of the table by fold, after the score itself.
+_COLUMNS = (
+    "mcse",
+    "ess",
+    "rhat",
+    "slowest_ess",
+    "pareto_k",
+    "overlap",
+    "p",
+    "acceptance",
+    "divergences",
+    "n_train",
+    "n_test",
+    "weight",
+    "spread",
+    "noise",
+    "estimator",
+    "status",
+)
+# Rows of a fold whose tails are fitted for a score by row.
+_TAIL_ROWS = 5
+
+
+def summarise(run: Run) -> CVResult:
+    """Scores, diagnostics and status of every fold from what a run has recorded."""
+    import xarray as xr
+
+    evidence, folds, settings = run.evidence, run.folds, run.settings
+    mixing = diagnostics.mixing(evidence.sums, settings.seed)
+    stuck = diagnostics.chain_stuck(evidence.sums, run.moves)
+    scores = {}
+    for name in settings.scores:
+        found = estimate(evidence, name, settings.estimator)
+        columns = _diagnostics(run, found, mixing, _tails(run, found), stuck)
+        scores[name] = score_table(folds, evidence, found, columns)
+    draws = None
+    if evidence.draws is not None:
+        draws = xr.DataArray(
+            evidence.draws[..., 0],
+            dims=("fold", "chain", "draw"),
+            coords={"fold": folds.names},
+            name="log_score",
+        )
+    y = run.model.y
+    test = {"start": folds.test_start, "rows": folds.test_rows, "index": folds.index}
+    if y is not None:
+        test["y"] = np.asarray(y)
+    result = CVResult(scores, mixing, test, _info(run), draws, _calibration_table(run), run)
+    warn_of_flags(result, stacklevel=4)
+    return result
+
+
+def _calibration_table(run: Run) -> xr.Dataset | None:
+    import xarray as xr
+
+    found, folds = calibration(run.evidence), run.folds
+    if found is None:
+        return None
+    columns: dict[str, Any] = {name: ("test_row", values) for name, values in found.items()}
+    columns["observed"] = ("test_row", run.evidence.observed)
+    columns["weight"] = ("test_row", folds.test_weight)
+    columns["fold"] = ("test_row", np.repeat(folds.names, folds.n_test))
+    return xr.Dataset(columns, coords={"row": ("test_row", folds.test_rows)})
+
+
+def _tails(run: Run, found: Estimate) -> np.ndarray:
+    """Pareto k of each fold: of its joint density, or the largest of some of its rows'.
+
+    For scores by row, the tails of the ``_TAIL_ROWS`` rows that vary most are fitted.
+    """
+    sums, folds = run.evidence.sums, run.folds
+    draws = run.evidence.chains * run.evidence.n_draws
+    if not found.weighted:
+        return np.full(len(folds), np.nan)
+    if found.rows is None or found.row_spread is None or sums.row_largest is None:
+        return diagnostics.pareto_k(sums.largest, draws)
+    fold = np.repeat(np.arange(len(folds)), folds.n_test)
+    order = np.lexsort((-found.row_spread, fold))
+    rank = np.arange(len(fold)) - np.repeat(folds.test_start[:-1], folds.n_test)
+    chosen = order[rank < _TAIL_ROWS]
+    tails = np.full(len(folds), -np.inf)
+    np.fmax.at(tails, fold[chosen], diagnostics.pareto_k(sums.row_largest[chosen], draws))
+    return np.where(np.isfinite(tails), tails, np.nan)
+
+
+def _info(run: Run) -> dict[str, Any]:
+    settings, evidence = run.settings, run.evidence
+    return {
+        "model": run.model.name or "",
+        "scheme": run.folds.scheme,
+        "identity": identity(run.model, run.folds),
+        "n_obs": run.model.n_obs,
+        "parameters": run.model.dimension,
+        "chains": settings.chains,
+        "draws": evidence.n_draws,
+        "warmup": settings.warmup,
+        "batch": evidence.sums.length,
+        "estimator": settings.estimator,
+        "memory": settings.memory,
+        "precision": settings.precision,
+        "seed": settings.seed,
+        "fit_seed": run.fit.seed,
+        "fit_draws": evidence.full.shape[1],
+        "fit_chains": evidence.full_chains,
+        "fit_batch": evidence.full_length or 0,
+        "fit_problems": "; ".join(run.fit.problems()),
+        "step_size": run.sampler.step_size,
+        "gradients": run.sampler.gradients,
+        "seconds": dict(run.seconds),
+    }
+
+
+def _diagnostics(
+    run: Run,
+    found: Estimate,
+    mixing: diagnostics.Mixing,
+    tail: np.ndarray,
+    stuck: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Columns of the table by fold that say how well it was sampled."""
+    evidence = run.evidence
+    acceptance = run.acceptance / evidence.n_draws
+    # a score that is not a number where the log densities are: the predictions are degenerate
+    degenerate = ~np.isfinite(found.score) & ~evidence.undefined & (not found.weighted)
+    joint = find_rule(found.name).contribution is JOINT_RESIDUALS
+    disagree, not_finite = mixing.rhat > mixing.limit, evidence.sums.not_finite > 0
+    other = evidence.partner
+    from_fold = (other >= 0) & (other < len(other))
+    slow, drifting = evidence.slow, evidence.drifting
+    trouble, nowhere = (
+        stuck | disagree | not_finite | slow | run.divergent,
+        np.zeros(len(other), bool),
+    )
+    mostly = trouble[~evidence.undefined].sum() >= diagnostics.MOST_IN_TROUBLE * len(other)
+    status = diagnostics.fold_status(
+        improper=nowhere if evidence.improper is None else evidence.improper,
+        not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
+        singular=degenerate & joint,
+        flat=degenerate & (not joint),
+        stranded=nowhere if found.stranded is None else found.stranded,
+        stuck=stuck,
+        disagree=disagree,
+        drifting=slow & drifting,
+        slow=slow,
+        divergent=run.divergent,
+        partner=from_fold & trouble[np.where(from_fold, other, 0)],
+        others=mostly,
+        unsettled=nowhere if found.unsettled is None else found.unsettled,
+        overlap=found.overlap,
+        tail=tail,
+        bridged=found.bridged,
+        ess=_effective(evidence, found),
+        acceptance=acceptance,
+        fit=not run.fit.settled,
+    )
+    return {
+        "rhat": mixing.rhat,
+        "slowest_ess": evidence.slowest_ess,
+        "pareto_k": tail,
+        "acceptance": acceptance,
+        "divergences": run.divergences.copy(),
+        "status": status.astype(object),
+    }
+
+
+def _effective(evidence: Evidence, found: Estimate) -> np.ndarray:
+    """Effective number of draws of each fold."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = evidence.chains * evidence.n_draws * found.spread / found.noise
+    return np.where(found.noise > 0, draws, np.nan)
+
+
+def score_table(
+    folds: Folds, evidence: Evidence, found: Estimate, more: dict[str, np.ndarray]
+) -> Score:
+    """A score with its tables, whose columns by fold are the estimate's and ``more``."""
+    import xarray as xr
+
+    name = column(found.name)
+    size = folds.n_test if find_rule(found.name).aggregate is not None else 1.0
+    columns: dict[str, Any] = {
+        name: found.score / size,
+        "mcse": np.sqrt(found.variance) / size,
+        "ess": _effective(evidence, found),
+        "overlap": found.overlap,
+        "p": found.full_score - found.score,
+        "n_train": folds.n_train,
+        "n_test": folds.n_test,
+        "weight": folds.fold_weight,
+        "spread": found.spread,
+        "noise": found.noise,
+        "estimator": np.where(found.bridged, "bridge", "mean"),
+        **more,
+    }
+    table = xr.Dataset(
+        {key: ("fold", columns[key]) for key in (name, *_COLUMNS) if key in columns},
+        coords={"fold": folds.names},
+    )
+    rows = None
+    if found.rows is not None and found.row_variance is not None:
+        by_row = {
+            name: ("test_row", found.rows),
+            "mcse": ("test_row", np.sqrt(found.row_variance)),
+            "weight": ("test_row", folds.test_weight),
+            "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
+        }
+        if found.name in LOG_SCORES:
+            by_row["p"] = ("test_row", evidence.full_rows - found.rows)
+        else:
+            by_row["observed"] = ("test_row", evidence.observed)
+        rows = xr.Dataset(by_row, coords={"row": ("test_row", folds.test_rows)})
+    return finish_score(
+        found.name,
+        table,
+        rows,
+        evidence.chains * evidence.n_draws,
+        found.own_variance,
+        found.full_influence,
+        found.full_variance,
+    )
