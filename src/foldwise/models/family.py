@@ -17,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from foldwise.models.model import Model, Position
 from foldwise.models.purity import unjitted
+from foldwise.support.runtime import Programs
 
 
 class Member(Model):
@@ -123,7 +124,7 @@ def model_family(
     if len(set(labels)) < len(labels):
         raise ValueError(f"names must be distinct, got {', '.join(labels)}; give names=")
     functions = (log_prior, log_likelihood, simulate, row_log_density)
-    programs: dict[Any, Any] = {}
+    programs = Programs()
     members: list[Model] = []
     for array, label in zip(arrays, labels, strict=True):
         own = members[0].y if members else y  # one copy of the values for all
@@ -143,7 +144,7 @@ def _member(
     y: Any,
     selection: np.ndarray,
     name: str,
-    programs: dict[Any, Any],
+    programs: Programs,
 ) -> Model:
     box: list[Any] = []
 

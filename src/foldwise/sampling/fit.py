@@ -196,6 +196,11 @@ class Fit:
             )
 
     @property
+    def made_elsewhere(self) -> bool:
+        """Whether the draws were made by another package."""
+        return self.gradients == 0
+
+    @property
     def settled(self) -> bool:
         """Whether folds that start from these draws may be called fine.
 

@@ -158,7 +158,7 @@ class Nuts:
         def segment(states: Any, schedule: Any) -> Any:
             return _nuts_segment(model, states, schedule)
 
-        return compiled(model, segment, self._states, schedule)
+        return compiled(model, "nuts", segment, self._states, schedule)
 
     def _schedule(self, table: np.ndarray, adapting: bool) -> _Schedule:
         part = np.zeros((_SEGMENT, 2), int)
