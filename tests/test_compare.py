@@ -30,7 +30,7 @@ from foldwise.scores.rules import column
 
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 # the package may export the function under the module's name
-module = importlib.import_module("foldwise.compare")
+module = importlib.import_module("foldwise.results.compare")
 # flags too, which the suite ignores elsewhere: comparisons must warn only where a test says so
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -3,21 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 from foldwise.crossval import cross_validate
-from foldwise.folds.folds import (
-    Folds,
+from foldwise.folds.folds import Folds
+from foldwise.folds.schemes import (
     from_labels,
     from_splits,
     from_splitter,
     group_k_fold,
-    h_block,
-    hv_block,
     k_fold,
-    leave_future_out,
     leave_group_out,
     leave_one_out,
-    spatial_block,
     stratified_k_fold,
 )
+from foldwise.folds.time_and_space import h_block, hv_block, leave_future_out, spatial_block
 from foldwise.models.family import ModelFamily, model_family
 from foldwise.models.model import Model
 from foldwise.models.numpyro import from_numpyro

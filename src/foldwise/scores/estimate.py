@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from foldwise.folds.ragged import concatenated_ranges
 from foldwise.sampling.blocks import Emit
 from foldwise.sampling.rungs import LEAST_OVERLAP
 from foldwise.scores import logscore
@@ -31,7 +32,7 @@ from foldwise.scores.rules import (
     find_rule,
     jackknife,
 )
-from foldwise.scores.sums import BlockSums, concatenated_ranges
+from foldwise.scores.sums import BlockSums
 from foldwise.support.checks import check_name
 from foldwise.support.runtime import precision_context
 from foldwise.support.special import expit, log_expit, logsumexp
