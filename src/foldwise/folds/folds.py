@@ -24,7 +24,7 @@ from foldwise.support.checks import check_count, is_integer
 class Folds:
     """Which rows train and which rows test in each of K folds over n rows.
 
-    The scheme functions of this module make it. ``folds[2:5]``, ``folds[[0, 7]]`` and
+    The schemes make it. ``folds[2:5]``, ``folds[[0, 7]]`` and
     ``folds.sample(m, seed)`` are subsets of the folds; looping over it gives (train, test) pairs
     of row indices, as a scikit-learn splitter does. However it is made, all that is said below is
     checked, and its arrays cannot be changed.

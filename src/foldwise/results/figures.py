@@ -26,13 +26,8 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from foldwise.results.compare import (
-    Comparison,
-    compare,
-    paired_difference,
-    paired_units,
-    probability,
-)
+from foldwise.results.compare import Comparison, compare
+from foldwise.results.differences import paired_difference, paired_units, probability
 from foldwise.results.identity import folds_of_scheme
 from foldwise.results.result import CVResult, Score, first_draws, in_blocks, recorded
 from foldwise.scores import diagnostics
