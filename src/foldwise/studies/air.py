@@ -170,7 +170,7 @@ def _years(data: pd.DataFrame) -> Float[np.ndarray, " month"]:
 
 def plot_series(data: pd.DataFrame) -> Figure:
     """Outbound passengers by month."""
-    from foldwise.results.figures import styled_figure
+    from foldwise.results.axes import styled_figure
 
     with styled_figure() as figure:
         axes = figure.add_subplot()
@@ -184,7 +184,7 @@ SPANS = {"month-on-month": 1, "year-on-year": 12}
 
 def plot_growth(data: pd.DataFrame) -> Figure:
     """Both growth rates by month."""
-    from foldwise.results.figures import styled_figure
+    from foldwise.results.axes import styled_figure
 
     with styled_figure() as figure:
         panels = figure.subplots(2, 1, sharex=True)
@@ -207,7 +207,7 @@ def spectrum(
 
 def plot_spectrum(data: pd.DataFrame) -> Figure:
     """Power spectra of both growth rates: seasons are peaks at whole cycles a year."""
-    from foldwise.results.figures import styled_figure
+    from foldwise.results.axes import styled_figure
 
     with styled_figure() as figure:
         panels = figure.subplots(2, 1, sharex=True)
