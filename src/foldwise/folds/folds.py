@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from foldwise.folds.inputs import generator
 from foldwise.folds.ragged import RowLists, gather, lists_by_code, owners, row_type
 from foldwise.support.checks import check_count, is_integer
+from foldwise.support.words import counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,10 +125,10 @@ class Folds:
         return ((self.train(k), self.test(k)) for k in range(len(self)))
 
     def __repr__(self) -> str:
-        folds = "1 fold" if len(self) == 1 else f"{len(self)} folds"
         return (
             f"Folds({self.scheme})\n"
-            f"  {folds} of {self.n} rows: train {_span(self.n_train)}, test {_span(self.n_test)}"
+            f"  {counted(len(self), 'fold')} of {self.n} rows: "
+            f"train {_span(self.n_train)}, test {_span(self.n_test)}"
         )
 
     def sample(self, m: int, seed: int = 0) -> Folds:

@@ -10,6 +10,7 @@ from foldwise.results.compare import Comparison
 from foldwise.results.identity import folds_of_scheme
 from foldwise.results.result import CVResult
 from foldwise.scores.rules import LOG_SCORES, find_rule
+from foldwise.support.words import counted
 
 # Characters of a name; longer ones are cut.
 _NAME = 26
@@ -49,8 +50,7 @@ def over_which(left_out: int, result: CVResult) -> str:
 def not_drawn(values: np.ndarray, what: str = "fold") -> str:
     """How many values are not a number, for the end of a title."""
     count = int((~np.isfinite(values)).sum())
-    plural = "" if count == 1 else "s"
-    return f"; {count} {what}{plural} not a number, not drawn" if count else ""
+    return f"; {counted(count, what)} not a number, not drawn" if count else ""
 
 
 def short(name: Any, most: int = _NAME) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -50,6 +49,7 @@ from foldwise.scores.diagnostics import Mixing, fold_status, series_variance
 from foldwise.scores.evidence import Evidence, FullCurvature
 from foldwise.scores.rules import LOG_SCORES
 from foldwise.scores.sums import BlockSums, RunningSums, Watch
+from foldwise.support.writer import whole_file
 
 FORMAT = "foldwise-result"
 FORMAT_VERSION = 1
@@ -118,17 +118,14 @@ def save(result: CVResult, path: str | os.PathLike[str]) -> Path:
     target = _target(path)
     tree = _result_tree(result)
     _need_h5netcdf()
-    partial = target.with_name(f".foldwise-{secrets.token_hex(8)}.partial")
     try:
-        tree.to_netcdf(partial, engine="h5netcdf", encoding=_encodings(tree))
-        os.replace(partial, target)
+        with whole_file(target) as partial:
+            tree.to_netcdf(partial, engine="h5netcdf", encoding=_encodings(tree))
     except OSError as error:
         raise OSError(
             f"{target} could not be written ({error}); choose a folder in which files can be "
             "made and that has room"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 import foldwise as fw
 from foldwise.results.text import LARGE_MCSE, SMALL_DIFFERENCE, WIDTH
+from foldwise.support.words import counted, duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,7 +169,7 @@ def conduct(
 def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None, aim: str) -> str:
     """One sentence: who predicts better, by how much, how sure, and whether to trust it."""
     flagged = sum(result.flagged.sizes["fold"] for result in results.values())
-    caveat = f", but {_count(flagged, 'fold')} flagged: see their status" if flagged else ""
+    caveat = f", but {_are(flagged, 'fold')} flagged: see their status" if flagged else ""
     if comparison is None:
         (result,) = results.values()
         count = result.folds.sizes["fold"]
@@ -179,7 +180,7 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
     if comparison.left_out:
         return (
             f"No verdict on which model predicts {aim} better: "
-            f"{_count(comparison.left_out, 'fold')} left out, as a score is not finite there."
+            f"{_are(comparison.left_out, 'fold')} left out, as a score is not finite there."
         )
     better, worse = comparison.table.index
     pair = comparison.pair(better, worse)
@@ -195,8 +196,8 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
     return f"{verdict} ahead of {worse} by {by}{caveat}."
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word} is" if number == 1 else f"{number} {word}s are"
+def _are(number: int, word: str) -> str:
+    return f"{counted(number, word)} {'is' if number == 1 else 'are'}"
 
 
 def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Plan) -> str:
@@ -245,17 +246,11 @@ def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Pl
     return "\n".join(
         [
             *text,
-            f"In all {_time(total)}. Refitting every fold as the full data were fitted would take "
-            f"about {_time(naive)}",
+            f"In all {duration(total)}. Refitting every fold as the full data were fitted would "
+            f"take about {duration(naive)}",
             "(an estimate: seconds of the full-data fit, compiling included, times folds).",
         ]
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 # ---------------------------------------------------------------- densities

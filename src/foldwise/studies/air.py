@@ -104,11 +104,7 @@ def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -
         rates = mean(q) + jnp.exp(q["log_sigma"]) * jax.random.normal(key, y.shape)
         return level * (1.0 + rates)
 
-    init = {
-        "logit_rho": np.zeros(lags),
-        "z": np.zeros(len(first)),
-        "log_sigma": np.log(0.1),
-    }
+    init = {"logit_rho": np.zeros(lags), "z": np.zeros(len(first)), "log_sigma": np.log(0.1)}
     return fw.Model(
         log_prior,
         None,
