@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import foldwise as fw
+from foldwise import results as results_room
 from foldwise import studies
 from foldwise.results.result import FoldWarning
 from foldwise.studies import cli, output
@@ -81,7 +82,7 @@ def fake_plots(monkeypatch) -> list:
         **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit", "chains")},
     )
     monkeypatch.setitem(sys.modules, "foldwise.results.figures", module)
-    monkeypatch.setattr(fw, "plots", module, raising=False)
+    monkeypatch.setattr(results_room, "figures", module, raising=False)
     return drawn
 
 

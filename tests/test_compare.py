@@ -1,6 +1,5 @@
 """Comparisons against hand calculation, closed forms and brute force; refusals; printed text."""
 
-import importlib
 import math
 import os
 import tracemalloc
@@ -15,23 +14,16 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
 import foldwise as fw
-from foldwise.results.compare import (
-    REPLICATES,
-    Pair,
-    SeedWarning,
-    bayesian_bootstrap,
-    compare,
-    probability,
-    stacking_weights,
-)
+from foldwise.results import differences
+from foldwise.results.compare import Pair, SeedWarning, compare
+from foldwise.results.differences import REPLICATES, bayesian_bootstrap, probability
 from foldwise.results.result import CVResult, FoldWarning
 from foldwise.results.totals import finish_score
+from foldwise.results.weights import stacking_weights
 from foldwise.scores.diagnostics import Mixing
 from foldwise.scores.rules import column
 
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
-# the package may export the function under the module's name
-module = importlib.import_module("foldwise.compare")
 # flags too, which the suite ignores elsewhere: comparisons must warn only where a test says so
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -233,12 +225,12 @@ def test_bootstrap_is_the_same_every_time_and_for_any_chunk(monkeypatch):
     values = np.random.default_rng(SEED).normal(size=(7, 2))
     whole = bayesian_bootstrap(values)
     np.testing.assert_array_equal(whole, bayesian_bootstrap(values))
-    monkeypatch.setattr(module, "_CHUNK", 50)
+    monkeypatch.setattr(differences, "_CHUNK", 50)
     np.testing.assert_allclose(bayesian_bootstrap(values), whole, rtol=1e-12, atol=1e-14)
 
 
 def test_bootstrap_of_many_units_takes_little_memory(monkeypatch):
-    monkeypatch.setattr(module, "REPLICATES", 400)  # 64 MB at once
+    monkeypatch.setattr(differences, "REPLICATES", 400)  # 64 MB at once
     values = np.zeros((20_000, 1))
     tracemalloc.start()
     bayesian_bootstrap(values)

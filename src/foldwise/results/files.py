@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,7 @@ from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, fold_program
 from foldwise.scores.evidence import Evidence
+from foldwise.support.writer import whole_file
 
 # Arrays from this size on are compressed: blocks not yet reached and padding shrink to nothing.
 _COMPRESS_BYTES = 2**16
@@ -78,17 +78,14 @@ def save(result: CVResult, path: str | os.PathLike[str]) -> Path:
     target = _target(path)
     tree = _result_tree(result)
     _need_h5netcdf()
-    partial = target.with_name(f".foldwise-{secrets.token_hex(8)}.partial")
     try:
-        tree.to_netcdf(partial, engine="h5netcdf", encoding=_encodings(tree))
-        os.replace(partial, target)
+        with whole_file(target) as partial:
+            tree.to_netcdf(partial, engine="h5netcdf", encoding=_encodings(tree))
     except OSError as error:
         raise OSError(
             f"{target} could not be written ({error}); choose a folder in which files can be "
             "made and that has room"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target
 
 

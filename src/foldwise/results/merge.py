@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Int
 
+from foldwise.folds.ragged import concatenated_ranges, starts
 from foldwise.results.identity import check_one_identity
 from foldwise.results.result import CVResult, Score
 from foldwise.results.totals import finish_score
@@ -32,7 +32,7 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     _check_parts(parts)
     order = np.argsort(np.concatenate([part.test["index"] for part in parts]), kind="stable")
     counts = np.concatenate([np.diff(part.test["start"]) for part in parts])
-    entries = _entries(counts, order)
+    entries = concatenated_ranges(starts(counts), order)
     mixing = replace(
         parts[0].mixing,
         rhat=np.concatenate([part.mixing.rhat for part in parts])[order],
@@ -41,7 +41,7 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     names = list(parts[0].scores)
     scores = {name: _merge_score(parts, name, order, entries, mixing.limit) for name in names}
     test = {
-        "start": np.concatenate([[0], counts[order].cumsum()]),
+        "start": starts(counts[order]),
         "rows": np.concatenate([part.test["rows"] for part in parts])[entries],
         "index": np.concatenate([part.test["index"] for part in parts])[order],
     }
@@ -110,12 +110,6 @@ def _check_disjoint(parts: list[CVResult]) -> None:
             f"merged results must have no fold in common, but {twice.size} are in several: "
             f"{shown}{more}; leave one of the results out, or run other folds"
         )
-
-
-def _entries(counts: Int[np.ndarray, " fold"], order: Int[np.ndarray, " fold"]) -> np.ndarray:
-    """Positions, in lists laid end to end, of the entries when the lists are put in ``order``."""
-    begin, moved = counts.cumsum() - counts, counts[order]
-    return np.repeat(begin[order] - (moved.cumsum() - moved), moved) + np.arange(counts.sum())
 
 
 def _merge_score(

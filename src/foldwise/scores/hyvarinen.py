@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from foldwise.folds.ragged import concatenated_ranges
 from foldwise.models.evaluate import derivatives_at
 from foldwise.models.model import Model
 from foldwise.scores import logscore
@@ -28,7 +29,6 @@ from foldwise.scores.rule import (
     Sample,
 )
 from foldwise.scores.rungs import LEAST_OVERLAP
-from foldwise.scores.sums import concatenated_ranges
 from foldwise.scores.units import assembled, sample_of, unpadded
 from foldwise.support.special import expit, log_expit
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
+from foldwise.folds.ragged import concatenated_ranges
 from foldwise.scores.diagnostics import batch_means_variance
 from foldwise.scores.evidence import (
     Estimate,
@@ -16,7 +17,6 @@ from foldwise.scores.rule import (
     Drawn,
     Sample,
 )
-from foldwise.scores.sums import concatenated_ranges
 
 # Values of stored predictive draws that are worked on at once: about 32 MB an array.
 _CHUNK = 2**22
