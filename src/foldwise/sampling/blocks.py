@@ -27,6 +27,7 @@ from foldwise.sampling.program import (
 )
 from foldwise.scores.needs import Emit
 from foldwise.support.runtime import lanes
+from foldwise.support.seeds import Stream, words
 
 # Chains of the full-data posterior, in folds, that tune the common step size.
 PILOTS = 8
@@ -255,11 +256,11 @@ class Sampler:
     def _keys(self, numbers: Int[np.ndarray, " fold"]) -> UInt32[np.ndarray, "fold chain 2"]:
         """A key for each chain, from the seed, the fold's number in its scheme and its rung."""
         size = 2 * self.position.shape[1]
-        words = [
-            np.random.SeedSequence([self.seed, 5, int(number), self.rung]).generate_state(size)
+        found = [
+            words(self.seed, Stream.CHAINS, int(number), self.rung, count=size)
             for number in numbers
         ]
-        return np.stack(words).astype(np.uint32).reshape(len(numbers), -1, 2)
+        return np.stack(found).astype(np.uint32).reshape(len(numbers), -1, 2)
 
     def _state(self, members: Int[np.ndarray, " fold"]) -> BlockState:
         return BlockState(self.position[members], StepSize(*(s[members] for s in self.steps)))

@@ -25,6 +25,7 @@ from foldwise.scores.diagnostics import DIVERGENT_LIMIT, by_parameter
 from foldwise.support.checks import check_count, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile, precision_context
+from foldwise.support.seeds import Stream, generator
 
 # Vehtari et al. (2021): chains of one posterior should agree this well.
 RHAT_LIMIT = 1.01
@@ -387,7 +388,7 @@ def _chains_from(
     model: Model, fit: Fit, seed: int
 ) -> tuple[Float[np.ndarray, "chain 1 d"], Float[np.ndarray, "chain draw d"]]:
     """Where chains start, at some of the fit's draws, and what they draw from the posterior."""
-    rng = np.random.default_rng([seed, 10])
+    rng = generator(seed, Stream.CHECK)
     chains = CHECK_CHAINS if model.n_obs <= MOST_ROWS else CHECK_CHAINS // 3
     start = fit.flat[rng.choice(len(fit.flat), chains, replace=False)]
     run = Chains(model, start, rng, fit.covariance)

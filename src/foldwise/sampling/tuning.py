@@ -29,6 +29,7 @@ from foldwise.sampling.metric import (
 from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.scores.evidence import FullData
 from foldwise.support.runtime import compiled, lanes
+from foldwise.support.seeds import Stream, generator
 from foldwise.support.special import logsumexp
 
 # Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
@@ -113,7 +114,7 @@ def start_positions(
         log_weight = -np.where(np.isfinite(log_density), log_density, np.inf)
         log_weight -= logsumexp(log_weight)
         log_weight = np.maximum(np.minimum(log_weight, -np.log(5 * chains)), -700.0)
-        rng = np.random.default_rng([seed, 4, int(number), rung])
+        rng = generator(seed, Stream.STARTS, int(number), rung)
         ranked = log_weight + rng.gumbel(size=len(log_weight))
         chosen[k] = np.argpartition(-ranked, chains)[:chains]
     return positions[chosen]
@@ -146,7 +147,7 @@ def pilot_positions(
     full: FullData, pilots: int, chains: int, seed: int
 ) -> Float[np.ndarray, "pilot chain d"]:
     """Full-data draws for the pilots."""
-    rng = np.random.default_rng([seed, 2])
+    rng = generator(seed, Stream.PILOTS)
     return full.positions[rng.choice(len(full.positions), (pilots, chains))]
 
 

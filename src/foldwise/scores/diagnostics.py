@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from foldwise.scores.sums import RunningSums, Watch
+from foldwise.support.seeds import Stream, generator
 
 SHUFFLE_BLOCKS = 5
 REPLICATES = 500
@@ -296,7 +297,7 @@ def _shuffled_maxima(
     """
     if not len(total):
         return np.full(REPLICATES, np.nan)
-    rng = np.random.default_rng([seed, 3])
+    rng = generator(seed, Stream.SHUFFLES)
     folds, chains, positions = total.shape
     per_fold = square.sum(axis=1)
     maxima = np.empty(REPLICATES)
