@@ -1,6 +1,5 @@
 """Comparisons against hand calculation, closed forms and brute force; refusals; printed text."""
 
-import importlib
 import math
 import os
 import tracemalloc
@@ -15,6 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
 import foldwise as fw
+from foldwise.results import compare as module
 from foldwise.results.compare import (
     REPLICATES,
     Pair,
@@ -30,8 +30,6 @@ from foldwise.scores.diagnostics import Mixing
 from foldwise.scores.rules import column
 
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
-# the package may export the function under the module's name
-module = importlib.import_module("foldwise.compare")
 # flags too, which the suite ignores elsewhere: comparisons must warn only where a test says so
 pytestmark = pytest.mark.filterwarnings("error")
 

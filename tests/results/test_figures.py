@@ -400,7 +400,7 @@ def test_uniform_samples_stay_inside_the_band(rows, rng):
 # ---------------------------------------------------------------- what cannot be drawn
 
 
-@pytest.mark.filterwarnings("ignore::foldwise.compare.SeedWarning")
+@pytest.mark.filterwarnings("ignore::foldwise.results.compare.SeedWarning")
 def test_figures_of_results_without_draws(online, run):
     for draw in (fw.plot_progress, fw.plot_errors, fw.plot_rhat):
         with pytest.raises(ValueError, match=r'stored draws.*memory="draws"'):

@@ -721,7 +721,7 @@ def command(*arguments: str) -> subprocess.Popen:
 def test_version_and_entry_point():
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["scripts"] == {"foldwise": "foldwise.studies.cli:main"}
     with command("--version") as started:
         assert started.communicate()[0] == f"foldwise {fw.__version__}\n"
