@@ -1,9 +1,14 @@
-"""The folds' draws, kept and handed to ArviZ."""
+"""Scores and the folds' draws, handed to ArviZ."""
+
+from dataclasses import replace
 
 import numpy as np
+import problems
 import pytest
+from stored import Case
 
 import foldwise as fw
+from foldwise.results import export
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +87,108 @@ def test_refusals(prepared):
         run(keep="position", memory="online")
     with pytest.raises(ValueError, match=r"kept no draws.*keep=\(\"position\", \"predictive\"\)"):
         run().to_datatree()
+
+
+# ---------------------------------------------------------------- scores
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # arviz-stats 0.8 with pandas 3.1
+def test_arviz_compares_two_results(regression, loo):
+    import arviz_stats
+
+    problem = regression.problem
+    smaller = Case.of(replace(problem, X=problem.X[:, :2], prior=problem.prior[:2], name="small"))
+    other = smaller.run(seed=6)
+    table = arviz_stats.compare({"a": loo.to_arviz(), "b": other.to_arviz()})
+    assert list(table.index) == ["a", "b"]
+    assert table.loc["b", "elpd_diff"] == pytest.approx(loo.elpd - other.elpd, rel=1e-12)
+    assert loo.elpd - other.elpd > 5
+    np.testing.assert_allclose(table["elpd"], [loo.elpd, other.elpd], rtol=1e-12)
+    np.testing.assert_allclose(table["se"], [loo.se, other.se], rtol=1e-12)
+    np.testing.assert_allclose(table["p"], [loo.p, other.p], rtol=1e-12)
+
+
+def test_arviz_takes_folds_of_a_joint_score(loo):
+    found = export.to_arviz(loo)
+    assert found.kind == "loo_kfold"
+    assert (found.n_samples, found.n_data_points, found.n_folds) == (240, 40, 40)
+    assert (found.scale, found.good_k, found.warning) == ("log", 0.7, False)
+    assert found.elpd_i.dims == found.pareto_k.dims == ("fold",)
+    np.testing.assert_array_equal(found.elpd_i, loo.folds["elpd"])
+    np.testing.assert_array_equal(found.elpd_i["fold"], loo.folds["fold"])
+    np.testing.assert_array_equal(found.pareto_k, loo.folds["pareto_k"])
+    assert "40-fold" in str(found)
+
+
+def test_arviz_takes_rows_of_a_score_by_row(by_row):
+    found = export.to_arviz(by_row)
+    assert (found.n_data_points, found.n_folds) == (40, 5)
+    assert found.elpd_i.dims == found.pareto_k.dims == ("row",)
+    np.testing.assert_array_equal(found.elpd_i["row"], np.arange(40))
+    order = np.argsort(by_row.rows["row"].values)
+    np.testing.assert_array_equal(found.elpd_i, by_row.rows["elpd"].values[order])
+    tail = np.repeat(by_row.folds["pareto_k"].values, by_row.folds["n_test"].values)[order]
+    np.testing.assert_array_equal(found.pareto_k, tail)
+    assert float(found.elpd_i.sum()) == pytest.approx(found.elpd, rel=1e-12)
+
+
+def test_arviz_leaves_out_folds_that_are_not_numbers(loo):
+    table = loo.folds.copy(deep=True)
+    table["elpd"].values[2] = np.nan
+    found = export.to_arviz(replace(loo, scores={"log": replace(loo.score("log"), folds=table)}))
+    assert found.elpd_i["fold"].values.tolist() == [0, 1, *range(3, 40)]
+    np.testing.assert_array_equal(found.elpd_i, np.delete(loo.folds["elpd"].values, 2))
+    np.testing.assert_array_equal(found.pareto_k, np.delete(loo.folds["pareto_k"].values, 2))
+    assert (found.n_data_points, found.n_folds) == (39, 39)
+
+
+def test_arviz_leaves_out_rows_of_folds_that_are_not_numbers(by_row):
+    score = by_row.score("log_pointwise")
+    table = score.folds.copy(deep=True)
+    table["elpd"].values[1] = np.nan
+    table["status"].values[1] = "not finite"
+    odd = replace(by_row, scores={"log_pointwise": replace(score, folds=table)})
+    found = export.to_arviz(odd)
+    left = np.setdiff1d(np.arange(40), problems.five_fold().folds.test(1))
+    np.testing.assert_array_equal(found.elpd_i["row"], left)
+    assert np.isfinite(found.elpd_i).all() and found.pareto_k.shape == found.elpd_i.shape
+    assert (found.n_data_points, found.n_folds, found.warning) == (len(left), 4, True)
+
+
+def test_arviz_counts_a_row_tested_twice_once(regression):
+    rows = np.arange(40)
+    splits = [(np.delete(rows, test), test) for test in ([0, 1], [1, 2])]
+    result = regression.run(fw.from_splits(splits, 40), scores="log_pointwise")
+    found, entries = export.to_arviz(result), result.rows["elpd"].values
+    assert found.elpd_i["row"].values.tolist() == [0, 1, 2]
+    expected = [entries[0], 0.5 * (entries[1] + entries[2]), entries[3]]
+    np.testing.assert_allclose(found.elpd_i, expected, rtol=1e-12)
+    tail = result.folds["pareto_k"].values
+    np.testing.assert_array_equal(found.pareto_k, [tail[0], np.nanmax(tail), tail[1]])
+
+
+def test_newer_arviz_has_a_class_for_folds(loo, monkeypatch):
+    import arviz_stats.utils
+
+    class ForFolds:
+        def __init__(
+            self,
+            *,
+            elpd,
+            se,
+            p,
+            n_samples,
+            n_data_points,
+            scale,
+            warning,
+            good_k,
+            elpd_i,
+            pareto_k,
+            n_folds,
+        ):
+            self.elpd, self.n_folds = elpd, n_folds
+
+    monkeypatch.setattr(arviz_stats.utils, "ELPDDataLOOKFold", ForFolds, raising=False)
+    found = export.to_arviz(loo)
+    assert isinstance(found, ForFolds)
+    assert (found.elpd, found.n_folds) == (loo.elpd, 40)
