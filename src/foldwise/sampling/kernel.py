@@ -1,7 +1,8 @@
 """The batched HMC step: the chains of several folds in lock-step. The hot loop is here.
 
 Axis order is fold, chain, parameter. The chains of a model take the same number of leapfrog steps,
-another in each iteration, so that no lane idles and no orbit is periodic. Step sizes and metrics
+so that no lane idles. The number changes from iteration to iteration, so that no orbit is periodic;
+it is not random but a fixed sequence (``leapfrog_counts`` in blocks.py). Step sizes and metrics
 belong to the fold.
 """
 
