@@ -116,7 +116,7 @@ def main():
     problem = hard.LocalLevel()
     model = problem.model()
     settled = fw.fit(model, seed=1, progress=False)
-    with patch("foldwise.fit.LONGEST", 1):
+    with patch("foldwise.sampling.fit.LONGEST", 1):
         short = fw.fit(model, draws=250, warmup=250, seed=1, progress=False)
     print(settled, short, sep="\n")
     print(

@@ -115,12 +115,12 @@ def test_rungs_mend_poor_overlap(prepared, results):
 
 
 def test_full_data_error_is_shared_by_the_folds(prepared, results):
-    """The error of the total exceeds that of independent folds, as the truth over fits does."""
+    """The error of the total exceeds that of independent folds: their partner's draws are one."""
     result = results("regression", "log", "bridge", "draws")
     score = result.score("log")
     assert score.full_variance > 0
     independent = float((result.folds["mcse"] ** 2).sum())
-    assert score.mcse**2 != pytest.approx(independent, rel=0.01)
+    assert score.mcse**2 > 1.3 * independent
 
 
 def test_effective_parameters_of_a_regression(results):

@@ -1,7 +1,8 @@
 """The batched HMC step: the chains of several folds in lock-step. The hot loop is here.
 
 Axis order is fold, chain, parameter. The chains of a model take the same number of leapfrog steps,
-another in each iteration, so that no lane idles and no orbit is periodic. Step sizes and metrics
+so that no lane idles. The number changes from iteration to iteration, so that no orbit is periodic;
+it is not random but a fixed sequence (``leapfrog_counts`` in blocks.py). Step sizes and metrics
 belong to the fold.
 """
 
@@ -133,7 +134,7 @@ def _randomness(
         return threefry_2x32(key, jnp.concatenate([first, running]))
 
     bits = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))(keys, counter)[..., : size + 1]
-    # 32 bits reach 6.2 standard deviations; rounding must not reach an infinite normal
+    # 32 bits reach 6.3 standard deviations; rounding must not reach an infinite normal
     edge = 1.0 - jnp.finfo(float).eps
     symmetric = jnp.clip((bits.astype(float) + 0.5) * 2.0**-31 - 1.0, -edge, edge)
     noise = jnp.sqrt(2.0) * jax.lax.erf_inv(symmetric[..., :-1])

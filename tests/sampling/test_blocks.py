@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -127,23 +128,20 @@ sys.path.insert(0, {tests!r})
 import jax
 import problems
 import foldwise as fw
+from foldwise.support.runtime import lanes
 problem = problems.regression()
 model = problem.model()
 fit = fw.fit(model, draws=200, warmup=200, seed=1, progress=False)
 result = fw.cross_validate(model, problem.folds, fit=fit, seed=3, progress=False)
-print(jax.local_device_count(), fw.runtime.lanes(), repr(result.elpd))
+print(jax.local_device_count(), lanes(), repr(result.elpd))
 """
 
 
 @pytest.fixture(scope="module")
 def lanes_output():
-    from pathlib import Path
-
-    script = LANES.format(tests=str(Path(__file__).parent))
+    script = LANES.format(tests=str(Path(__file__).parents[1]))
 
     def outcome(devices, cores):
-        import os
-
         environment = {**os.environ, "FOLDWISE_DEVICES": str(devices)}
         code = f"import os; os.sched_setaffinity(0, {cores})\n" + script
         done = subprocess.run(
@@ -160,8 +158,6 @@ def lanes_output():
 
 
 def test_devices_threads_and_one_core_agree(lanes_output):
-    import os
-
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("needs two cores")

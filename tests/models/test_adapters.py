@@ -29,7 +29,7 @@ from foldwise import crossval
 SHORT = {"chains": 4, "draws": 300, "warmup": 300, "progress": False}
 pytestmark = [
     # fits here are short on purpose
-    pytest.mark.filterwarnings("ignore::foldwise.fit.FitWarning"),
+    pytest.mark.filterwarnings("ignore::foldwise.sampling.fit.FitWarning"),
     # PyTensor, PyMC, Bambi and arviz 0.23 warn of each other's coming changes
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

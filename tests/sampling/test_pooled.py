@@ -1,6 +1,5 @@
 """Full-data draws from many short chains: right where they are used, refused where they fail."""
 
-import importlib
 from unittest import mock
 
 import jax
@@ -10,10 +9,9 @@ import problems
 import pytest
 
 import foldwise as fw
+from foldwise.sampling import fit as fitting
 from foldwise.sampling import pooled
 from foldwise.support.progress import Progress
-
-fitting = importlib.import_module("foldwise.fit")  # not the function of that name
 
 
 def made(model, seed):

@@ -12,6 +12,7 @@ import scoringrules
 from scipy import stats
 
 import foldwise as fw
+from foldwise.results.result import FoldWarning
 from foldwise.results.totals import total_units
 from foldwise.scores import hyvarinen, rules
 from foldwise.scores.rules import Context, Drawn, Sample, column, jackknife
@@ -732,7 +733,7 @@ def test_comparison_over_the_folds_that_all_have(prepared, results):
         # two of five folds are missing in the other model: errors of the three that are left
         scores = found.scores | {score: replace(whole, folds=table)}
         other = replace(found, scores=scores, info=found.info | {"seed": -1, "fit_seed": -1})
-        with pytest.warns(fw.results.FoldWarning, match="2 of 5 folds left out"):
+        with pytest.warns(FoldWarning, match="2 of 5 folds left out"):
             pair = fw.compare({"a": found, "b": other}, score=score)
         size = whole.folds["n_test"].values[:3] if score == "mse" else np.ones(3)
         error = np.sqrt(((size * whole.folds["mcse"].values[:3]) ** 2).sum()) / size.sum()
@@ -741,7 +742,7 @@ def test_comparison_over_the_folds_that_all_have(prepared, results):
 
 
 # the flag is what is tested, by pytest.warns or in the table
-@pytest.mark.filterwarnings("ignore::foldwise.results.FoldWarning")
+@pytest.mark.filterwarnings("ignore::foldwise.results.result.FoldWarning")
 def test_a_target_that_has_no_error(seed):
     flat = replace(poisson(), simulate=lambda key, a: 2 + 0 * jax.random.poisson(key, a**2, (10,)))
     with pytest.warns(UserWarning, match=r"target_mcse=0.1 cannot be reached: .* of scrps is not"):
@@ -758,7 +759,7 @@ def test_stored_rules_are_refused_online(score):
 
 
 # the flag is what is tested, by pytest.warns or in the table
-@pytest.mark.filterwarnings("ignore::foldwise.results.FoldWarning")
+@pytest.mark.filterwarnings("ignore::foldwise.results.result.FoldWarning")
 def test_a_singular_predictive_covariance_is_flagged(prepared, seed):
     problem, model, fit = prepared("five_fold")
 
@@ -776,7 +777,7 @@ def test_a_singular_predictive_covariance_is_flagged(prepared, seed):
         row_log_density=model.row_log_density,
         y=model.y,
     )
-    with pytest.warns(fw.results.FoldWarning, match=r"dss, singular covariance.*use dss_pointwise"):
+    with pytest.warns(FoldWarning, match=r"dss, singular covariance.*use dss_pointwise"):
         found = run(same, ("log", "dss", "dss_pointwise"), problem.folds, seed=seed)
     table = found.score("dss").folds
     assert table["status"].values.tolist() == [

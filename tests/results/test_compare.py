@@ -1,4 +1,4 @@
-"""Comparisons against hand calculation, closed forms and brute force; refusals; printed text."""
+"""Comparisons against hand calculation, closed forms and brute force; refusals."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import problems
 import pytest
-import xarray as xr
+from by_hand import A, B, by_row, flat, make, widest
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
@@ -17,93 +17,12 @@ import foldwise as fw
 from foldwise.results import differences
 from foldwise.results.compare import Pair, SeedWarning, compare
 from foldwise.results.differences import REPLICATES, bayesian_bootstrap, probability
-from foldwise.results.result import CVResult, FoldWarning
-from foldwise.results.totals import finish_score
+from foldwise.results.result import FoldWarning
 from foldwise.results.weights import stacking_weights
-from foldwise.scores.diagnostics import Mixing
-from foldwise.scores.rules import column
 
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 # flags too, which the suite ignores elsewhere: comparisons must warn only where a test says so
 pytestmark = pytest.mark.filterwarnings("error")
-
-# Paired differences 0.5, 0.5, -0.5, 2.5: sum 3, sample variance 4.75 / 3.
-A = [-1.0, -2.0, -3.0, -4.0]
-B = [-1.5, -2.5, -2.5, -6.5]
-
-
-def make(
-    elpd,
-    *,
-    mcse=0.1,
-    p=0.25,
-    weight=None,
-    names=None,
-    test=None,
-    row_elpd=None,
-    row_weight=None,
-    y=None,
-    index=None,
-    spread=1.0,
-    noise=2.0,
-    status="fine",
-    rhat=1.01,
-    benchmark=(1.0, 1.02, 1.04, 1.06),
-    score="log",
-    more_scores=(),
-    **info,
-) -> CVResult:
-    """A result by hand. ``test`` lists each fold's test rows; ``row_elpd`` makes it by row."""
-    k = len(elpd)
-    test = [[i] for i in range(k)] if test is None else test
-    start = np.concatenate([[0], np.cumsum([len(rows) for rows in test])])
-    flat = np.concatenate(test).astype(int)
-    names = np.arange(k) if names is None else np.asarray(names)
-
-    def full(value, dtype=float):
-        return ("fold", np.array(np.broadcast_to(value, k), dtype=dtype))
-
-    table = xr.Dataset(
-        {
-            column(score): full(elpd),
-            "mcse": full(mcse),
-            "p": full(p),
-            "weight": full(1.0 if weight is None else weight),
-            "n_test": ("fold", np.diff(start)),
-            "spread": full(spread),
-            "noise": full(noise),
-            "acceptance": full(0.84),
-            "divergences": full(0, int),
-            "estimator": full("bridge", object),
-            "status": full(status, object),
-        },
-        coords={"fold": names},
-    )
-    rows = None
-    if row_elpd is not None:
-        weights = np.ones(len(flat)) if row_weight is None else np.asarray(row_weight)
-        rows = xr.Dataset(
-            {
-                column(score): ("test_row", np.asarray(row_elpd)),
-                "p": ("test_row", 0.1 * np.ones(len(flat))),
-                "weight": ("test_row", weights),
-            },
-            coords={"row": ("test_row", flat)},
-        )
-    used = np.isfinite(table[column(score)].values)
-    variance = float(((table["weight"] * table["mcse"]).values[used] ** 2).sum())
-    settings = {"model": "", "scheme": "by hand", "n_obs": 50, "chains": 4, "draws": 100, **info}
-    count = settings["chains"] * settings["draws"]
-    scores = {
-        name: finish_score(name, table, rows, count, variance, np.zeros(0), 0.0)
-        for name in (score, *more_scores)
-    }
-    by_fold = np.broadcast_to(np.asarray(rhat, float), k)
-    mixing = Mixing(by_fold, np.asarray(benchmark, float), draws=settings["draws"])
-    found = {"start": start, "rows": flat, "index": np.arange(k) if index is None else index}
-    if y is not None:
-        found["y"] = np.asarray(y)
-    return CVResult(scores, mixing, found, settings)
 
 
 def normal_cdf(z):
@@ -343,21 +262,6 @@ def test_three_models_are_sorted_and_paired_with_the_best():
         assert not hasattr(found, name)
     with pytest.raises(ValueError, match=r"two of the compared models, a, b, c; got 'd'"):
         found.pair("a", "d")
-
-
-def by_row(row_elpd, **arguments):
-    """Three folds that test rows 0 and 1, 1 and 2, and 3; row 1 twice, with weight one half."""
-    test, weight = [[0, 1], [1, 2], [3]], [1.0, 0.5, 0.5, 1.0, 1.0]
-    elpd = np.add.reduceat(np.asarray(row_elpd), [0, 2, 4])
-    return make(
-        elpd,
-        test=test,
-        weight=[0.75, 0.75, 1.0],
-        row_elpd=row_elpd,
-        row_weight=weight,
-        score="log_pointwise",
-        **arguments,
-    )
 
 
 def test_rows_are_the_units_of_a_score_by_row():
@@ -660,185 +564,6 @@ def test_other_seeds_are_not_warned_of():
     compare({"a": make(A, seed=1, fit_seed=2), "b": make(B, seed=2, fit_seed=3)})
     compare({"a": make(A, seed=None), "b": make(B, seed=None)})
     compare({"a": make(A, seed=[1, 2]), "b": make(B, seed=3)})
-
-
-# ---------------------------------------------------------------- printed text
-
-
-def flat(text):
-    return " ".join(str(text).split())
-
-
-def widest(text):
-    return max(len(line) for line in str(text).splitlines())
-
-
-def test_result_text():
-    result = make(
-        [-231.0, -231.3, -231.3],
-        mcse=[0.4, 0.4, 0.28],
-        p=23.7,
-        model="A",
-        scheme="leave_group_out, 3 groups",
-        n_obs=250,
-        parameters=57,
-        warmup=50,
-        seed=3,
-        fit_seed=4,
-        memory="online",
-        precision="float32",
-        seconds={"fit": 5.84, "compile": 1.8, "tune": 0.01, "folds": 240.0},
-        more_scores=("log_pointwise",),
-    )
-    lines = str(result).splitlines()
-    assert lines[0] == "foldwise: model A, leave_group_out, 3 groups"
-    assert lines[1] == (
-        "3 folds, 250 rows, 57 parameters; 4 chains x 100 draws a fold after 50 warm-up"
-    )
-    assert lines[4].split()[:4] == ["elpd", "-693.6", "0.30", "0.63"]
-    assert lines[4].endswith("joint log density; SE over folds")
-    assert lines[5].split() == ["p", "71.1"]
-    assert lines[6].split()[:2] == ["log_pointwise", "-693.6"]
-    text = flat(result)
-    assert (
-        "ESS 200, R-hat-max 1.010 (benchmark 1.059 at 99 %; 75 % of shuffled runs reach it)" in text
-    )
-    assert "0 divergences, acceptance 0.84, bridge for 3 folds, mean for 0" in text
-    assert "seed 3, fit seed 4, online (running sums, no draws kept), float32" in text
-    assert "time: fit 5.8 s, compile 1.8 s, folds 4.0 min" in text
-    assert lines[-1] == "all folds fine"
-    assert "left out" not in text and widest(result) <= 80
-
-
-def test_result_text_of_flagged_and_left_out_folds():
-    status = ["fine", "not finite", "few effective draws", "few effective draws"]
-    result = make([-1.0, np.nan, -3.0, -4.0], status=status, names=list("wxyz"))
-    text = flat(result)
-    assert "total over 3 of 4 folds: 1 fold whose score is not finite is left out" in text
-    assert "3 of 4 folds flagged: - not finite: 1 of 4 folds (x); log densities were" in text
-    assert "- few effective draws: 2 of 4 folds (y, z); fewer than 50 effective draws" in text
-    assert "all folds fine" not in text and "unnamed model, by hand" in text
-    assert widest(result) <= 80
-    two = make([np.nan, np.nan, -3.0, -4.0], more_scores=("log_pointwise",))
-    assert "total of log over 2 of 4 folds: 2 folds whose score is not finite are" in flat(two)
-
-
-def test_a_limit_below_the_benchmark_is_said():
-    slow = flat(make(A, rhat=1.2, benchmark=[1.3] * 10))
-    assert "R-hat-max 1.200 (benchmark 1.300 at 99 %; 100 % of shuffled runs reach it;" in slow
-    assert "limit 1.100)" in slow
-    assert "limit" not in flat(make(A, rhat=1.2, benchmark=[1.05] * 10))
-
-
-def test_scores_by_row_say_so():
-    assert "log density by row; SE over rows" in flat(by_row([-1.0, -2.0, -3.0, -1.0, -1.0]))
-
-
-@pytest.mark.parametrize(
-    "benchmark, reach",
-    [([1.0] * 10, "no shuffled run reaches it"), ([1.02] + [1.0] * 199, "under 1 % of shuffled")],
-)
-def test_share_of_the_benchmark_in_words(benchmark, reach):
-    assert reach in flat(make(A, benchmark=benchmark))
-
-
-@pytest.mark.parametrize(
-    "mcse, digits",
-    [
-        (0.004, ["-10.000", "2.58", "0.0040"]),
-        (0.05, ["-10.00", "2.58", "0.050"]),
-        (0.63, ["-10.0", "2.6", "0.63"]),
-        (6.3, ["-10", "2.6", "6.3"]),
-        (63.0, ["-10", "2.6", "63"]),
-        (np.nan, ["-10.0", "2.6", "n/a"]),
-        (1e-9, ["-10.000", "2.58", "1.0e-09"]),
-    ],
-)
-def test_digits_follow_the_monte_carlo_error(mcse, digits):
-    lines = str(make(A, mcse=mcse / 2)).splitlines()
-    (line,) = [line for line in lines if line.startswith("elpd")]
-    assert line.split()[1:4] == digits
-
-
-def test_text_survives_what_is_missing():
-    alone = make([-1.0], p=np.nan, mcse=np.nan, noise=0.0, rhat=np.nan, benchmark=[np.nan] * 3)
-    alone.info.clear()
-    text = str(alone)
-    assert "1 fold\n" in text and "n/a" in text and "seed" not in text and "time" not in text
-    assert not any(line.startswith("p ") for line in text.splitlines())
-    nothing = make([np.nan] * 2, p=np.nan, mcse=np.nan, status="not finite")
-    nothing.folds["acceptance"][:] = np.nan
-    assert "total over 0 of 2 folds" in flat(nothing) and "acceptance n/a" in flat(nothing)
-    merged = make(A, seed=[1, 2], fit_seed=[1, 2], seconds={"fit": np.nan})
-    assert "seed 1, 2" in flat(merged) and "fit seed" not in flat(merged)
-    assert "fit n/a" in flat(merged)
-
-
-def test_wide_things_are_wrapped():
-    wide = make(
-        [-1.5e9, -2.5e9],
-        names=["x" * 70, "y" * 200],
-        status="stuck chain",
-        model="m" * 200,
-        scheme=", ".join(["scheme"] * 40),
-        score="hyvarinen_pointwise",
-        mcse=0.001,
-        seed=list(range(10**9, 10**9 + 20)),
-        seconds={f"phase {i}": 1.0 for i in range(20)},
-    )
-    assert widest(wide) <= 80
-    assert "hyvarinen_pointwise  -4000000000.000" in str(wide)
-    assert "and 15 more" in str(wide)
-    other = replace(wide, info={**wide.info, "seed": 1})
-    assert widest(compare({"m " * 60: wide, "n" * 200: other})) <= 80
-    text = str(compare({"first": wide, "a name that is too long for its column": other}))
-    assert "\na name that is too long for its column\n     " in text and widest(text) <= 80
-
-
-def test_comparison_text():
-    a, b = np.linspace(-2.0, -3.0, 40), np.linspace(-2.0, -3.0, 40) - 0.3
-    b[::2] -= 0.7
-    found = compare({"B": make(b, mcse=0.05), "A": make(a, mcse=0.05)})
-    lines = str(found).splitlines()
-    assert lines[0] == "foldwise: 2 models compared by log, paired over 40 folds"
-    assert lines[2].split() == [
-        "model",
-        "elpd",
-        "elpd_diff",
-        "se_diff",
-        "mcse_diff",
-        "Pr(worse)",
-        "weight",
-    ]
-    assert lines[3].split() == ["A", "-100.0", "0.0", "-", "-", "-", "1.00"]
-    assert lines[4].split() == ["B", "-126.0", "-26.0", "2.2", "0.45", ">0.999", "0.00"]
-    text = flat(found)
-    assert (
-        "A is better than B by 26.0 (SE 2.2, MCSE 0.45) with probability >0.999 (Bayesian "
-        "bootstrap >0.999)." in text
-    )
-    assert "Monte Carlo: ESS 200, R-hat-max 1.010 (benchmark 1.059 at 99 %; 75 %" in text
-    assert "below 4" not in text and "third" not in text and "left out" not in text
-    assert widest(found) <= 80 and repr(found) == str(found)
-
-
-def test_comparison_text_of_small_and_noisy_differences():
-    found = compare({"a": make(A, mcse=0.5), "b": make(B, mcse=0.5)})
-    text = flat(found)
-    assert "The difference to b is below 4: too small to matter" in text
-    assert "difference to b is more than a third of its standard error: extend the runs" in text
-    assert "a is better than b by 3 (SE 2.5, MCSE 1.4) with probability 0.883" in text
-    assert "below 4" not in flat(compare({"a": make(A, score="crps"), "b": make(B, score="crps")}))
-
-
-def test_comparison_text_of_three_models():
-    far = np.subtract(A, [10.0, 9.0, 11.0, 12.0])
-    found = compare({"far": make(far), "near": make(B), "top": make(A)})
-    text = flat(found)
-    assert "3 models" in text and "The difference to near is below 4" in text
-    assert "is better than" not in text
-    order = [line.split()[0] for line in str(found).splitlines()[3:6]]
-    assert order == ["top", "near", "far"] and widest(found) <= 80
 
 
 # ---------------------------------------------------------------- end to end

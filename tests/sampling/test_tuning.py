@@ -1,0 +1,116 @@
+"""What folds take from the full-data fit: starts, watched coordinates, partner draws, curvature."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import problems
+import pytest
+
+import foldwise as fw
+from foldwise.sampling import tuning
+from foldwise.sampling.tuning import (
+    FullData,
+    curvatures,
+    partner_draws,
+    pilot_positions,
+    start_positions,
+    watched_coordinates,
+)
+
+FOLDS = fw.leave_one_out(6)
+
+
+def starts(held_out, folds=FOLDS, seed=1, rung=0, chains=4):
+    """Numbers of the draws from which chains start."""
+    positions = np.arange(held_out.shape[1], dtype=float)[:, None]
+    return start_positions(positions, held_out, folds, chains, seed, rung)[..., 0].astype(int)
+
+
+def test_starts_are_distinct_and_belong_to_the_fold(rng):
+    held_out = rng.normal(size=(6, 50))
+    found = starts(held_out)
+    assert all(len(set(own)) == 4 for own in found)
+    np.testing.assert_array_equal(starts(held_out[[3, 5]], FOLDS[[3, 5]]), found[[3, 5]])
+    assert not np.array_equal(starts(held_out, seed=2), found)
+    assert not np.array_equal(starts(held_out, rung=1), found)
+
+
+def test_starts_are_where_the_rows_left_out_are_improbable():
+    """All but 40 of 200 draws have hardly any weight, or none because they are not finite."""
+    held_out = np.full((6, 200), 30.0)
+    held_out[:, 20:60] = -30.0
+    held_out[:, 60:100] = np.nan
+    for seed in range(20):
+        found = starts(held_out, seed=seed)
+        assert np.all((found >= 20) & (found < 60))
+
+
+def test_no_draw_is_a_start_of_nearly_all_chains():
+    """One draw has all the weight, which is capped: the other starts are spread."""
+    held_out = np.zeros((6, 400))
+    held_out[:, 7] = -15.0
+    found = np.concatenate([starts(held_out, seed=seed).ravel() for seed in range(40)])
+    assert np.unique(found).size > 200
+    assert 0.02 < np.mean(found == 7) <= 0.25
+
+
+def full_of(positions, joint):
+    return FullData(positions, 4, 10, joint, joint, np.zeros(0))
+
+
+def test_slow_coordinates_and_those_of_the_score_are_watched(rng):
+    positions = rng.normal(size=(1000, 30))
+    joint = positions[:, [11, 22]].T + 0.1 * rng.normal(size=(2, 1000))
+    ess = np.full(30, 900.0)
+    ess[[5, 17]] = 50.0
+    fit = SimpleNamespace(positions=positions.reshape(4, 250, 30), ess=ess)
+    found = watched_coordinates(fit, full_of(positions, joint), most=4)
+    assert found.shape == (2, 4) and all(len(set(own)) == 4 for own in found)
+    for own, of_score in zip(found, (11, 22), strict=True):
+        assert {5, 17, of_score} <= set(own)
+    whole = watched_coordinates(fit, full_of(positions, joint), most=30)
+    np.testing.assert_array_equal(whole, [np.arange(30)] * 2)
+
+
+def test_pilots_are_full_data_draws(rng):
+    full = full_of(rng.normal(size=(1000, 2)), np.zeros((1, 1000)))
+    found = pilot_positions(full, 8, 4, seed=3)
+    assert found.shape == (8, 4, 2) and np.isin(found, full.positions).all()
+    np.testing.assert_array_equal(found, pilot_positions(full, 8, 4, seed=3))
+    assert not np.array_equal(found, pilot_positions(full, 8, 4, seed=4))
+
+
+def fit_of(draws, ess, piece=1):
+    positions = np.arange(4 * draws, dtype=float).reshape(4, draws, 1)
+    return SimpleNamespace(end_to_end=(positions, piece), ess=np.array([ess]))
+
+
+@pytest.mark.parametrize(
+    "draws, ess, piece, length",
+    [
+        (400, 1600.0, 1, 20),  # the square root of 400
+        (400, 100.0, 1, 64),  # four times the autocorrelation time, 16
+        (400, 10.0, 1, 100),  # four batches in a chain at least
+        (400, 1600.0, 30, 30),  # whole short chains
+        (400, 100.0, 30, 60),
+    ],
+)
+def test_length_of_batches_of_partner_draws(draws, ess, piece, length):
+    positions, found = partner_draws(fit_of(draws, ess, piece), 10)
+    assert found == length and positions.shape == (4, draws, 1)
+
+
+def test_many_partner_draws_are_thinned(monkeypatch):
+    monkeypatch.setattr(tuning, "_FULL_VALUES", 4000)
+    positions, _ = partner_draws(fit_of(400, 1600.0), 10)
+    np.testing.assert_array_equal(positions[0, :, 0], np.arange(0, 400, 4))
+
+
+def test_curvature_of_folds_of_a_regression(rng):
+    """X'X / noise^2 + 1 / prior^2 over the training rows, whatever the positions."""
+    problem = problems.regression()
+    folds = problem.folds[:35]  # more than one call takes
+    found = curvatures(problem.model(), folds, rng.normal(size=(35, 2, 4)))
+    for k, (train, _) in enumerate(folds):
+        X = problem.X[train] / problem.noise
+        np.testing.assert_allclose(found[k], X.T @ X + np.diag(problem.prior**-2.0), rtol=1e-9)

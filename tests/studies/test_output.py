@@ -1,0 +1,184 @@
+"""An outcome as a folder: its report, its files and figures, and folders that are refused."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fails
+
+import foldwise as fw
+from foldwise import studies
+from foldwise.studies import cli, output
+
+
+def test_report_for_programs_has_the_results(saved, results):
+    report = json.loads((saved[0] / "report.json").read_text())
+    assert report["seed"] == 5 and report["settings"]["draws"] == 60
+    assert report["versions"]["foldwise"] == fw.__version__ and "jax" in report["versions"]
+    for name, result in results.items():
+        model = report["models"][name]
+        for key in ("elpd", "se", "mcse", "ess", "p", "rhat_max", "divergences"):
+            assert model[key] == getattr(result, key), key
+        assert model["rhat_benchmark"] == np.quantile(result.rhat_benchmark, 0.99)
+        assert model["settings"]["seed"] == result.info["seed"]
+        assert model["folds"]["elpd"] == result.folds["elpd"].values.tolist()
+        assert model["folds"]["fold"] == result.folds["fold"].values.tolist()
+        assert model["folds"]["status"] == result.folds["status"].values.tolist()
+    phases = [result.info["seconds"] for result in results.values()]
+    assert report["seconds"]["folds"] == sum(seconds["folds"] for seconds in phases)
+    table = fw.compare(results).table
+    assert [row["model"] for row in report["comparison"]["table"]] == list(table.index)
+    assert report["comparison"]["table"][1]["elpd_diff"] == table["elpd_diff"].iloc[1]
+    assert report["comparison"]["table"][0]["prob_worse"] is None  # not a number
+
+
+def test_flagged_folds_are_in_the_report(results):
+    result = next(iter(results.values()))
+    table = result.folds.copy(deep=True)
+    table["status"] = table["status"].astype(object)
+    table["status"][2] = "stuck chain"
+    main = next(iter(result.scores))
+    flagged = {main: vars_of(result.scores[main], folds=table)}
+    bad = fw.CVResult(flagged, result.mixing, result.test, result.info)
+    outcome = studies.Outcome("bad", {"only": bad}, None, "", {}, {})
+    report = output.record(outcome, {})
+    assert report["models"]["only"]["flagged"] == {"2": "stuck chain"}
+    assert len(report["models"]["only"]["advice"]) == 1
+    assert report["comparison"] is None
+    json.loads(output.as_json(report))
+
+
+def test_a_comparison_without_a_verdict_is_reported(results):
+    first, *_ = results
+    result = results[first]
+    main = next(iter(result.scores))
+    table = result.folds.copy(deep=True)
+    table["elpd"].values[2] = np.nan
+    table["status"] = table["status"].astype(object)
+    table["status"][2] = "not finite"
+    failed = {main: vars_of(result.scores[main], folds=table, left_out=1)}
+    part = {**result.info, "identity": {**result.info["identity"], "folds": 99}}
+    both = {**results, first: fw.CVResult(failed, result.mixing, result.test, part)}
+    count = result.folds.sizes["fold"]
+    comparison = fw.compare(both)
+    outcome = studies.Outcome("bad", both, comparison, "", {}, {})
+    report = json.loads(output.as_json(output.record(outcome, {})))["comparison"]
+    assert (report["folds"], report["scheme_folds"], report["left_out"]) == (count, 99, 1)
+    assert report["missing"] == {first: [2]}
+    assert f"{first}: 1 of {count} folds flagged: not finite 1" in report["remarks"]
+    assert all(row["prob_worse"] is row["rank"] is None for row in report["table"])
+    assert "No verdict: 1 of" in str(outcome) and "is better" not in str(outcome)
+
+
+def vars_of(score, **changes):
+    return type(score)(**{**score.__dict__, **changes})
+
+
+def test_a_folder_with_something_in_it_is_refused_before_any_work(study, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("mine")
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path))
+    assert "must be new or empty" in message
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path), "--overwrite")
+    assert "also holds thesis.tex" in message
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path / "thesis.tex"))
+    assert "is a file" in message
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path / "thesis.tex" / "out"))
+    assert "cannot be made" in message
+    assert study == [] and os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_the_folder_one_is_in_is_refused(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "the one you are in" in fails(capsys, "study", "toy", "--out", ".")
+    assert study == []
+
+
+def test_overwrite_replaces_all_of_an_earlier_one(study, light, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()  # empty is as good as new
+    assert cli.main(["study", "toy", "--out", str(out)]) == 0
+    (out / "older.nc").write_text("old")
+    assert cli.main(["study", "toy", "--out", str(out)]) == 1
+    assert (out / "older.nc").exists()
+    assert cli.main(["study", "toy", "--out", str(out), "--overwrite"]) == 0
+    assert not (out / "older.nc").exists() and (out / "report.json").exists()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_nothing_is_left_when_a_run_fails(study, tmp_path, capsys, monkeypatch, error):
+    def run(name, options):
+        assert len(os.listdir(tmp_path / "new")) == 1  # the folder is made sure of before
+        raise error
+
+    monkeypatch.setattr(studies, "run", run)
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    message = fails(capsys, "study", "toy", "--out", str(tmp_path / "new" / "out"), code=code)
+    assert message.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_taken_meanwhile_costs_nothing(study, light, tmp_path, capsys, monkeypatch):
+    out, answer = tmp_path / "out", studies.run
+
+    def run(name, options):
+        out.mkdir()
+        (out / "other").write_text("someone else's")
+        return answer(name, options)
+
+    monkeypatch.setattr(studies, "run", run)
+    assert cli.main(["study", "toy", "--out", str(out)]) == 1
+    where = Path(capsys.readouterr().err.rpartition("is in ")[2].strip())
+    assert (where / "report.json").is_file() and os.listdir(out) == ["other"]
+
+
+def test_a_figure_that_fails_costs_no_results(study, light, tmp_path, capsys, monkeypatch):
+    answer = studies.run
+
+    def run(name, options):
+        outcome = answer(name, options)
+        outcome.figures = {"bad": lambda: 1 / 0, **outcome.figures}
+        return outcome
+
+    monkeypatch.setattr(studies, "run", run)
+    assert cli.main(["study", "toy", "--out", str(tmp_path / "out")]) == 0
+    assert "figure bad is not drawn: ZeroDivisionError" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "out" / "figures") == ["one.png"]
+
+
+def test_file_names_of_models_are_plain_and_distinct():
+    names = {"a b": 1, "a/b": 1, "A_B": 1, "..": 1, "": 1, "modèle 2": 1}
+    stems = output.file_stems(names)
+    assert list(stems.values()) == ["a_b", "a_b_2", "A_B_3", "model", "model_2", "modèle_2"]
+
+
+def test_json_has_no_numbers_that_json_lacks():
+    value = {1: np.array([1.5, np.nan, -np.inf]), "when": np.array(["2020-01"], "datetime64[M]")}
+    plain = output._plain({**value, "flag": np.bool_(True), "none": None, "zero": np.array(3)})
+    assert plain == {
+        "1": [1.5, None, None],
+        "when": ["2020-01"],
+        "flag": True,
+        "none": None,
+        "zero": 3,
+    }
+
+
+def test_plot_of_many_is_of_the_best_against_each(results):
+    a, b = results.values()
+    many = {"bad": b, "good": a, "worse": b}
+    stems = [stem for stem in output.figures(many) if stem.startswith("difference")]
+    assert stems == ["difference_good_bad", "difference_good_worse"]
+
+
+def test_figures_of_running_sums_need_no_draws(results):
+    a, b = (fw.CVResult(r.scores, r.mixing, r.test, r.info, None) for r in results.values())
+    assert list(output.figures({"a": a, "b": b})) == [
+        "difference",
+        "ess_a",
+        "pareto_k_a",
+        "ess_b",
+        "pareto_k_b",
+    ]
