@@ -22,7 +22,8 @@ from foldwise.models.pymc import from_bambi, from_pymc
 from foldwise.results.compare import Comparison, compare
 from foldwise.results.methods import load, merge
 from foldwise.results.result import CVResult
-from foldwise.sampling.fit import Fit, fit
+from foldwise.sampling.fit import Fit
+from foldwise.sampling.full_data import fit
 from foldwise.support.runtime import configure
 
 if TYPE_CHECKING:

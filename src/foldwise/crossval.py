@@ -23,7 +23,8 @@ from foldwise.sampling.blocks import (
     Sampler,
     tune_together,
 )
-from foldwise.sampling.fit import Fit, FitError, check_draws, full_data_fit
+from foldwise.sampling.fit import Fit, FitError, check_draws
+from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample

@@ -8,7 +8,7 @@ from blackjax.adaptation.step_size import dual_averaging_adaptation
 from scipy import stats
 
 from foldwise.sampling import kernel
-from foldwise.sampling.kernel import ChainState, StepSize, hmc_step
+from foldwise.sampling.kernel import ChainState, Moment, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric
 from foldwise.support.runtime import precision_context
 
@@ -166,10 +166,7 @@ def run(density, metric, seed, warmup, draws, n_steps, target, chains=16):
             keys,
             jnp.full(folds, i),
             n_steps,
-            i,
-            i < warmup,
-            target,
-            jnp.bool_(False),
+            Moment(i, i < warmup, target, jnp.bool_(False)),
             density,
             metric,
         )
@@ -272,10 +269,7 @@ def test_refreshing_moves_nothing_and_evaluates_the_density(rng):
             keys,
             jnp.zeros(folds, int),
             jnp.array([3, 5]),
-            jnp.int32(0),
-            jnp.bool_(True),
-            jnp.full(folds, 0.8),
-            jnp.bool_(True),
+            Moment(jnp.int32(0), jnp.bool_(True), jnp.full(folds, 0.8), jnp.bool_(True)),
             normal,
             metric,
         )

@@ -13,7 +13,8 @@ from foldwise.folds.ragged import concatenated_ranges, starts
 from foldwise.results.identity import check_one_identity
 from foldwise.results.result import CVResult, Score
 from foldwise.results.totals import finish_score
-from foldwise.scores.diagnostics import fold_status, series_variance
+from foldwise.scores import diagnostics
+from foldwise.scores.diagnostics import series_variance
 from foldwise.scores.rules import LOG_SCORES
 
 
@@ -153,27 +154,11 @@ def _rows(part: CVResult, score: Score, columns: list[Any]) -> xr.Dataset:
 def _status(table: xr.Dataset, limit: float) -> np.ndarray:
     """Status of each fold by the merged R-hat limit, which is never below that of its part."""
     was = table["status"].values
-    return fold_status(
-        improper=was == "improper",
-        not_finite=was == "not finite",
-        singular=was == "singular covariance",
-        flat=was == "no spread",
-        stranded=was == "too far from its partner",
-        stuck=was == "stuck chain",
-        disagree=table["rhat"].values > limit,
-        drifting=was == "not settled",
-        slow=np.isin(was, ("too slow", "not settled")),
-        divergent=was == "divergent",
-        partner=was == "partner in trouble",
-        others=was == "others in trouble",
-        unsettled=was == "rungs not settled",
-        overlap=table["overlap"].values,
-        tail=table["pareto_k"].values,
-        bridged=table["estimator"].values != "mean",
-        ess=table["ess"].values,
-        acceptance=table["acceptance"].values,
-        fit=was == "fit not settled",
-    ).astype(object)
+    conditions = {name: was == name for name in diagnostics.ADVICE}
+    conditions["chains disagree"] = table["rhat"].values > limit
+    numbers = (table[name].values for name in ("overlap", "pareto_k", "ess", "acceptance"))
+    conditions |= diagnostics.doubtful(table["estimator"].values != "mean", *numbers)
+    return diagnostics.fold_status(conditions).astype(object)
 
 
 def _merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray, float]:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from foldwise.models.evaluate import masked_log_density
 from foldwise.models.model import Model
-from foldwise.sampling.kernel import ChainState, Density, StepSize, hmc_step
+from foldwise.sampling.kernel import ChainState, Density, Moment, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, MetricShape, SharedMetric
 from foldwise.scores.needs import Emit
 from foldwise.support.runtime import compiled, lanes
@@ -196,22 +196,14 @@ def _advance_chunk(
 ) -> tuple[BlockState, Segment]:
     """Take the chains of a chunk further, in lock-step."""
     start, data = chunk
-    metric: Metric
-    if isinstance(data.metric, FoldMetric):
-        metric = data.metric
-    else:
-        scale, directions, stretch = shared.metric
-        metric = SharedMetric(scale, directions, stretch, data.metric)
+    metric = _metric(data, shared)
     density = fold_density(model, data, emit.by_row)
-
-    def extras_at(position: Array, iteration: Array) -> dict[str, Array]:
-        return fold_extras(model, emit, data, position, iteration)
 
     def with_extras(
         kept: dict[str, Array], position: Array, iteration: Array, slot: Array
     ) -> dict[str, Array]:
         def record(kept: dict[str, Array]) -> dict[str, Array]:
-            new = extras_at(position, iteration)
+            new = fold_extras(model, emit, data, position, iteration)
             return {name: _put(kept[name], new[name], slot) for name in kept}
 
         if not kept:
@@ -227,10 +219,12 @@ def _advance_chunk(
             data.keys,
             iteration + data.lived,
             data.n_steps[:, slot],
-            jnp.where(iteration < shared.half, iteration, iteration - shared.half),
-            iteration < shared.warmup,
-            data.target,
-            refresh,
+            Moment(
+                jnp.where(iteration < shared.half, iteration, iteration - shared.half),
+                iteration < shared.warmup,
+                data.target,
+                refresh,
+            ),
             density,
             metric,
         )
@@ -250,6 +244,14 @@ def _advance_chunk(
     # iteration 0 of the loop only evaluates the density at the start
     state, record = jax.lax.fori_loop(0, shared.draws + 1, body, (state, record))
     return BlockState(state.position, state.step_size), record
+
+
+def _metric(data: FoldData, shared: Shared) -> Metric:
+    """The metric of the folds of a chunk, with what all folds share of it."""
+    if isinstance(data.metric, FoldMetric):
+        return data.metric
+    scale, directions, stretch = shared.metric
+    return SharedMetric(scale, directions, stretch, data.metric)
 
 
 def _put(kept: Array, values: Array, slot: Array) -> Array:
