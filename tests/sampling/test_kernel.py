@@ -170,15 +170,17 @@ def run(density, metric, seed, warmup, draws, n_steps, target, chains=16):
             density,
             metric,
         )
-        return state, (info.acceptance.mean(axis=1), state.position)
+        recorded = info.acceptance.mean(axis=1), state.position, state.step_size
+        return state, recorded
 
     with precision_context("float64"):
         start = chains_of(density, jnp.zeros((folds, chains, d)), jnp.full(folds, jnp.log(0.01)))
-        state, (acceptance, position) = jax.jit(
-            lambda s: jax.lax.scan(body, s, jnp.arange(warmup + draws))
-        )(start)
-        step = np.exp(np.asarray(state.step_size.log_step_average))
-        return step, np.asarray(acceptance)[warmup:], np.asarray(position)[warmup:]
+        iterations = jnp.arange(warmup + draws)
+        _, found = jax.jit(lambda state: jax.lax.scan(body, state, iterations))(start)
+        acceptance, position, sizes = jax.tree.map(lambda a: np.asarray(a)[warmup:], found)
+    for part in sizes:
+        np.testing.assert_array_equal(part, part[[0] * draws])  # nothing adapts after warm-up
+    return np.exp(sizes.log_step_average[0]), acceptance, position
 
 
 def test_step_sizes_reach_their_target_acceptance(seed):
