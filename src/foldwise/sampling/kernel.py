@@ -146,8 +146,9 @@ def _randomness(
 
     bits = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))(keys, counter)[..., : size + 1]
     # 32 bits reach 6.3 standard deviations; rounding must not reach an infinite normal
-    edge = 1.0 - jnp.finfo(float).eps
-    symmetric = jnp.clip((bits.astype(float) + 0.5) * 2.0**-31 - 1.0, -edge, edge)
+    numbers = bits.astype(float)  # of the precision in use
+    edge = 1.0 - jnp.finfo(numbers.dtype).eps
+    symmetric = jnp.clip((numbers + 0.5) * 2.0**-31 - 1.0, -edge, edge)
     noise = jnp.sqrt(2.0) * jax.lax.erf_inv(symmetric[..., :-1])
     return noise, jnp.log(0.5 * (1.0 + symmetric[..., -1]))
 
