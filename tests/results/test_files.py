@@ -1,5 +1,6 @@
 """Saving, loading, and extending what was loaded."""
 
+import gzip
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ import pytest
 import xarray as xr
 from stored import MORE, Case, changed, content, same_bits, same_result
 
+import foldwise as fw
 from foldwise import crossval
 from foldwise.results import files as storage
 from foldwise.results import packing
@@ -426,3 +428,24 @@ def test_extend_refuses_rows_in_another_order(saved, regression):
 def test_restore_needs_a_state(loo, regression):
     with pytest.raises(ValueError, match="this one has no such state"):
         storage.restore_run(replace(loo, run=None), regression.model)
+
+
+# ---------------------------------------------------------------- files of older versions
+
+
+def test_a_file_from_before_sums_had_parts_goes_on(tmp_path):
+    """Written when sums by row and bridges' grids were fields of the running sums."""
+    y = np.array([0.3, -1.2, 0.8, 0.1, 1.4, -0.6])
+
+    def row_log_density(mu, y):
+        return -0.5 * (y - mu) ** 2
+
+    model = fw.Model(lambda mu: -0.5 * mu**2, None, 0.0, 6, None, row_log_density, y, name="mean")
+    kept, file = Path(__file__).with_name("saved_before_rooms.nc.gz"), tmp_path / "saved.nc"
+    file.write_bytes(gzip.decompress(kept.read_bytes()))
+    result = fw.load(file)
+    longer = result.extend(20, model=model, progress=False)
+    # what the version that wrote it gave
+    assert longer.elpd == pytest.approx(-2.52108469296671, rel=1e-9)
+    mcse = [0.010114931818827257, 0.023551672038713497, 0.026224278186179707]
+    np.testing.assert_allclose(longer.folds["mcse"], mcse, rtol=1e-9)

@@ -56,16 +56,16 @@ def test_rows_and_grid(rng):
     feed(sums, scores, [50] * 20, rows)
     length = sums.length
     np.testing.assert_allclose(
-        sums.row_log_sum[:, :, 3], logsumexp(rows[:, :, 3 * length : 4 * length], axis=2)
+        sums.rows.log_sum[:, :, 3], logsumexp(rows[:, :, 3 * length : 4 * length], axis=2)
     )
-    np.testing.assert_allclose(sums.row_log_square, logsumexp(2 * rows, axis=2))
+    np.testing.assert_allclose(sums.rows.log_square, logsumexp(2 * rows, axis=2))
     own = expit(scores[..., 0, None] - nodes[:, 0][:, None, None, :])
     other = expit(nodes[:, 1][:, None, None, :] - scores[..., 1, None])
-    np.testing.assert_allclose(sums.grid[:, 0].sum(axis=2), own.sum(axis=2))
-    np.testing.assert_allclose(sums.grid[:, 1].sum(axis=2), other.sum(axis=2))
-    np.testing.assert_allclose(sums.grid_square[:, 1], (other**2).sum(axis=2))
+    np.testing.assert_allclose(sums.grid.total[:, 0].sum(axis=2), own.sum(axis=2))
+    np.testing.assert_allclose(sums.grid.total[:, 1].sum(axis=2), other.sum(axis=2))
+    np.testing.assert_allclose(sums.grid.square[:, 1], (other**2).sum(axis=2))
     inside = own[:, :, 2 * length : 3 * length].sum(axis=2)
-    np.testing.assert_allclose(sums.grid[:, 0, :, 2], inside)
+    np.testing.assert_allclose(sums.grid.total[:, 0, :, 2], inside)
 
 
 def test_values_that_are_not_finite_are_counted(rng):

@@ -27,7 +27,7 @@ from foldwise.sampling.tuning import Locals
 from foldwise.scores.diagnostics import Mixing
 from foldwise.scores.evidence import FullCurvature
 from foldwise.scores.rungs import Climbed, Rung
-from foldwise.scores.sums import BlockSums, RunningSums, Watch
+from foldwise.scores.sums import BlockSums, BridgeGrid, RowSums, RunningSums, Watch
 
 FORMAT = "foldwise-result"
 FORMAT_VERSION = 1
@@ -37,6 +37,7 @@ _RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (
         BlockSums,
+        BridgeGrid,
         Climbed,
         Emit,
         Fit,
@@ -46,6 +47,7 @@ _RECORDS: dict[str, Any] = {
         LocalCoordinates,
         Locals,
         Mixing,
+        RowSums,
         Rung,
         RunningSums,
         Score,
@@ -55,6 +57,8 @@ _RECORDS: dict[str, Any] = {
         Watch,
     )
 }
+# Records that older files hold in another form.
+_MADE = {"RunningSums": RunningSums.saved}
 # Units of time for which netCDF conventions have a name; others are stored as bare numbers.
 _TIME_UNITS = {
     "D": "days",
@@ -145,7 +149,7 @@ def unpack(node: xr.DataTree) -> Any:
     if kind == "dict":
         return parts
     try:
-        return _RECORDS[kind](**parts)
+        return _MADE.get(kind, _RECORDS[kind])(**parts)
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"the file's {kind} has the fields {', '.join(parts)}, which this version of foldwise "

@@ -71,5 +71,5 @@ def first_draws(
 
 def in_blocks(evidence: Evidence, name: str) -> bool:
     """Whether the score ``name`` comes from sums over blocks of draws, not from stored draws."""
-    by_row = name == "log_pointwise" and evidence.sums.row_log_sum is not None
+    by_row = name == "log_pointwise" and evidence.sums.rows is not None
     return by_row or name not in LOG_SCORES

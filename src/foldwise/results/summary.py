@@ -94,14 +94,14 @@ def _tails(run: Run, found: Estimate) -> np.ndarray:
     draws = run.evidence.chains * run.evidence.n_draws
     if not found.weighted:
         return np.full(len(folds), np.nan)
-    if found.rows is None or found.row_spread is None or sums.row_largest is None:
+    if found.rows is None or found.row_spread is None or sums.rows is None:
         return diagnostics.pareto_k(sums.largest, draws)
     fold = np.repeat(np.arange(len(folds)), folds.n_test)
     order = np.lexsort((-found.row_spread, fold))
     rank = np.arange(len(fold)) - np.repeat(folds.test_start[:-1], folds.n_test)
     chosen = order[rank < _TAIL_ROWS]
     tails = np.full(len(folds), -np.inf)
-    np.fmax.at(tails, fold[chosen], diagnostics.pareto_k(sums.row_largest[chosen], draws))
+    np.fmax.at(tails, fold[chosen], diagnostics.pareto_k(sums.rows.largest[chosen], draws))
     return np.where(np.isfinite(tails), tails, np.nan)
 
 

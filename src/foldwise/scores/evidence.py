@@ -192,12 +192,8 @@ class Evidence:
         sums.update(np.arange(len(self.folds)), stored)
         count, contributions = -(-draws // length), {}
         if blocks:
-            if self.sums.row_log_sum is not None:
-                rows = len(self.sums.row_log_sum)
-                sums.row_start = self.sums.row_start
-                sums.row_log_sum = self.sums.row_log_sum[..., :count]
-                sums.row_log_square = np.full((rows, chains), np.nan)
-                sums.row_largest = np.full((rows, 1), -np.inf)
+            if self.sums.rows is not None:
+                sums.rows = self.sums.rows.first(count)
             contributions = {
                 name: replace(kept, total=kept.total[:, :, :count])
                 for name, kept in self.contributions.items()
@@ -246,11 +242,6 @@ class Estimate:
     weighted: bool = True
     stranded: Bool[np.ndarray, " fold"] | None = None
     unsettled: Bool[np.ndarray, " fold"] | None = None
-
-    @property
-    def total_variance(self) -> float:
-        """Monte Carlo variance of the weighted sum of the folds' scores."""
-        return self.own_variance + self.full_variance
 
 
 def full_variance(

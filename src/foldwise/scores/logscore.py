@@ -11,7 +11,7 @@ from foldwise.scores import bridge
 from foldwise.scores.diagnostics import ACCEPTANCE_LIMIT, block_means
 from foldwise.scores.evidence import Estimate, Evidence, fold_variance, full_variance
 from foldwise.scores.rungs import Climbed, Level, Way, join
-from foldwise.scores.sums import RunningSums
+from foldwise.scores.sums import RowSums, RunningSums
 from foldwise.support.special import log_expit, logsumexp
 
 ESTIMATORS = ("auto", "mean", "bridge")
@@ -19,8 +19,8 @@ ESTIMATORS = ("auto", "mean", "bridge")
 
 def estimate(evidence: Evidence, name: str, estimator: str) -> Estimate:
     """Score ``name`` of every fold: joint (``log``) or summed over rows (``log_pointwise``)."""
-    if name == "log_pointwise" and evidence.sums.row_log_sum is not None:
-        return _by_row(evidence)
+    if name == "log_pointwise" and evidence.sums.rows is not None:
+        return _by_row(evidence, evidence.sums.rows)
     return _joint(evidence, name, estimator)
 
 
@@ -160,11 +160,11 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
     sums, folds = evidence.sums, len(evidence.folds)
     with_full = evidence.partner[members] == folds
     log_odds = np.where(with_full, log_draw_odds(evidence, members), 0.0)
-    nodes = _stored_nodes(evidence, members, log_odds) if evidence.draws is not None else None
+    if sums.grid is not None:
+        nodes = sums.grid.nodes[members, 0]
+    else:
+        nodes = _stored_nodes(evidence, _stored(evidence), members, log_odds)
     own = _fold_side(evidence, members, 0, nodes)
-    if nodes is None:
-        assert sums.nodes is not None
-        nodes = sums.nodes[members, 0]
     log_b, b_overlap = np.zeros_like(nodes), np.zeros_like(nodes)
     other_folds = np.flatnonzero(~with_full)
     from_folds = evidence.partner[members[other_folds]]
@@ -230,21 +230,30 @@ def log_draw_odds(
     return np.log(draws / own) - np.log(full_draws / theirs)
 
 
+def _stored(evidence: Evidence) -> Float[np.ndarray, "fold chain draw target"]:
+    """The stored draws, which a bridge without a grid of constants needs."""
+    if evidence.draws is None:
+        raise ValueError("a bridge needs stored draws or a grid of constants, but has neither")
+    return evidence.draws
+
+
 def _stored_nodes(
-    evidence: Evidence, members: Int[np.ndarray, " member"], log_odds: Float[np.ndarray, " member"]
+    evidence: Evidence,
+    draws: Float[np.ndarray, "fold chain draw target"],
+    members: Int[np.ndarray, " member"],
+    log_odds: Float[np.ndarray, " member"],
 ) -> Float[np.ndarray, "member 1"]:
     """The optimal bridge constant of each fold, from stored draws."""
-    assert evidence.draws is not None
     nodes = np.empty((len(members), 1))
     full = evidence.partner[members] == len(evidence.folds)
     for group in (np.flatnonzero(full), np.flatnonzero(~full)):
         if group.size:
-            own = evidence.draws[members[group], ..., 0].reshape(len(group), -1)
+            own = draws[members[group], ..., 0].reshape(len(group), -1)
             if full[group[0]]:
                 theirs = evidence.full[members[group]]
             else:
                 partner = evidence.partner[members[group]]
-                theirs = evidence.draws[partner, ..., 1].reshape(len(group), -1)
+                theirs = draws[partner, ..., 1].reshape(len(group), -1)
             nodes[group, 0] = bridge.solve(own, theirs, log_odds[group])
     return nodes
 
@@ -253,20 +262,18 @@ def _fold_side(
     evidence: Evidence,
     members: Int[np.ndarray, " member"],
     target: int,
-    nodes: Float[np.ndarray, "member node"] | None,
+    nodes: Float[np.ndarray, "member node"],
 ) -> _Side:
     """Averages of expit(log l - node), or of expit(node - log l) for target 1, over fold draws."""
     sums, count = evidence.sums, evidence.chains * evidence.n_draws
-    if evidence.draws is None:
-        assert sums.grid is not None and sums.grid_square is not None
-        grid = np.moveaxis(sums.grid[members, target], -1, 1)  # fold node chain block
+    if sums.grid is not None:
+        grid = np.moveaxis(sums.grid.total[members, target], -1, 1)  # fold node chain block
         mean = grid.sum(axis=(2, 3)) / count
-        square = sums.grid_square[members, target].sum(axis=1)
+        square = sums.grid.square[members, target].sum(axis=1)
         blocks = grid[..., : sums.full_blocks] / sums.length
     else:
-        assert nodes is not None
-        sign = 1.0 if target == 0 else -1.0
-        value = np.exp(log_expit(sign * (evidence.draws[members, ..., target] - nodes[..., None])))
+        sign, stored = 1.0 if target == 0 else -1.0, _stored(evidence)
+        value = np.exp(log_expit(sign * (stored[members, ..., target] - nodes[..., None])))
         mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
         blocks = block_means(value, sums.length)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -310,21 +317,20 @@ def _node_weights(
 # ---------------------------------------------------------------- score by row
 
 
-def _by_row(evidence: Evidence) -> Estimate:
+def _by_row(evidence: Evidence, by_row: RowSums) -> Estimate:
     """Sum over a fold's test rows of log p(row | training rows), by the plain mean.
 
     Rows of a fold share their draws, so the fold's Monte Carlo variance is that of the sum of
     the rows' influences l_i / mean(l_i).
     """
     sums, folds = evidence.sums, evidence.folds
-    assert sums.row_log_sum is not None and sums.row_log_square is not None
     count = evidence.chains * evidence.n_draws
-    log_mean = logsumexp(sums.row_log_sum, axis=(1, 2)) - np.log(count)
+    log_mean = logsumexp(by_row.log_sum, axis=(1, 2)) - np.log(count)
     bad = ~np.isfinite(log_mean)
     with np.errstate(invalid="ignore", over="ignore"):
-        blocks = np.exp(sums.row_log_sum[..., : sums.full_blocks] - log_mean[:, None, None])
+        blocks = np.exp(by_row.log_sum[..., : sums.full_blocks] - log_mean[:, None, None])
         blocks = np.where(bad[:, None, None], 1.0, blocks / sums.length)
-        second = np.exp(logsumexp(sums.row_log_square, axis=1) - np.log(count) - 2.0 * log_mean)
+        second = np.exp(logsumexp(by_row.log_square, axis=1) - np.log(count) - 2.0 * log_mean)
     row_fold = np.repeat(np.arange(len(folds)), folds.n_test)
     row_variance = evidence.variance_of(blocks, row_fold)
     rows = log_mean + 0.5 * row_variance

@@ -36,6 +36,93 @@ def block_length(draws: int, batch: int, blocks: int = BLOCKS) -> int:
 
 
 @dataclass
+class RowSums:
+    """Sums over the draws for each test row, in the blocks of :class:`RunningSums`.
+
+    With s the log density of a row at a draw: ``log_sum`` is the log of the sum of exp(s) in each
+    block, ``log_square`` that of exp(2 s) over the chain, ``largest`` the largest s. Rows of a fold
+    begin at ``start``.
+    """
+
+    start: Int[np.ndarray, " fold1"]
+    log_sum: Float[np.ndarray, "row chain block"]
+    log_square: Float[np.ndarray, "row chain"]
+    largest: Float[np.ndarray, "row tail"]
+
+    @classmethod
+    def empty(cls, start: Int[np.ndarray, " fold1"], chains: int) -> RowSums:
+        """Sums before the first draw."""
+        rows = int(start[-1])
+        shapes = ((rows, chains, BLOCKS), (rows, chains), (rows, TAIL))
+        return cls(start, *(np.full(shape, -np.inf) for shape in shapes))
+
+    def of(self, members: Int[np.ndarray, " fold"]) -> Int[np.ndarray, " row"]:
+        """Test rows of the folds ``members``, one fold after the other."""
+        return concatenated_ranges(self.start, members)
+
+    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
+        """Forget all draws of the folds ``members``."""
+        rows = self.of(members)
+        for lines in (self.log_sum, self.log_square, self.largest):
+            lines[rows] = -np.inf
+
+    def add(
+        self,
+        members: Int[np.ndarray, " fold"],
+        block: int,
+        values: Float[np.ndarray, "row chain draw"],
+    ) -> None:
+        """Add draws that belong to one block."""
+        rows = self.of(members)
+        _log_add(self.log_sum, (rows, slice(None), block), values)
+        _log_add(self.log_square, rows, 2.0 * values)
+
+    def first(self, blocks: int) -> RowSums:
+        """What the first ``blocks`` blocks hold; what is kept over whole chains becomes unknown."""
+        rows, chains = self.log_square.shape
+        unknown, none = np.full((rows, chains), np.nan), np.full((rows, 1), -np.inf)
+        return RowSums(self.start, self.log_sum[..., :blocks], unknown, none)
+
+
+@dataclass
+class BridgeGrid:
+    """The folds' side of their bridges at a grid of constants, for runs that keep no draws.
+
+    ``total`` sums expit(sign (s - node)) in each block for each target and node, ``square`` its
+    squares over the chain; sign is 1 for the fold's own test rows, -1 for another's.
+    """
+
+    nodes: Float[np.ndarray, "fold target node"]
+    total: Float[np.ndarray, "fold target chain block node"]
+    square: Float[np.ndarray, "fold target chain node"]
+
+    @classmethod
+    def empty(cls, nodes: Float[np.ndarray, "fold target node"], chains: int) -> BridgeGrid:
+        """Sums before the first draw."""
+        folds, targets, size = nodes.shape
+        total = np.zeros((folds, targets, chains, BLOCKS, size))
+        return cls(nodes, total, np.zeros((folds, targets, chains, size)))
+
+    def forget(self, members: Int[np.ndarray, " fold"]) -> None:
+        """Forget all draws of the folds ``members``."""
+        self.total[members] = self.square[members] = 0.0
+
+    def add(
+        self,
+        members: Int[np.ndarray, " fold"],
+        block: int,
+        scores: Float[np.ndarray, "fold chain draw target"],
+    ) -> None:
+        """Add draws that belong to one block."""
+        for target in range(scores.shape[3]):
+            sign = 1.0 if target == 0 else -1.0
+            nodes = self.nodes[members, target][:, None, None, :]
+            values = expit(sign * (scores[..., target, None] - nodes))
+            self.total[members, target, :, block] += values.sum(axis=2)
+            self.square[members, target] += (values**2).sum(axis=2)
+
+
+@dataclass
 class RunningSums:
     """Sums over the draws of every fold and chain, in blocks of consecutive draws.
 
@@ -46,9 +133,8 @@ class RunningSums:
     ``total``       sum of s - centre in each block
     ``square``      sum of (s - centre)^2 in each block
     ``largest``     the largest s of the fold
-    ``row_log_sum``, ``row_log_square``, ``row_largest`` the same for each test row (where recorded)
-    ``grid``        sums of expit(sign (s - node)) in each block for each target and node, and
-    ``grid_square`` of its squares over the chain: the bridge's fold side, online
+    ``rows``        the same for each test row, where recorded
+    ``grid``        the bridge's fold side, where draws are not kept
     """
 
     batch: int
@@ -61,13 +147,22 @@ class RunningSums:
     largest: Float[np.ndarray, "fold tail"]
     not_finite: Int[np.ndarray, " fold"]
     undefined: Int[np.ndarray, " fold"]
-    row_start: Int[np.ndarray, " fold1"] | None = None
-    row_log_sum: Float[np.ndarray, "row chain block"] | None = None
-    row_log_square: Float[np.ndarray, "row chain"] | None = None
-    row_largest: Float[np.ndarray, "row tail"] | None = None
-    nodes: Float[np.ndarray, "fold target node"] | None = None
-    grid: Float[np.ndarray, "fold target chain block node"] | None = None
-    grid_square: Float[np.ndarray, "fold target chain node"] | None = None
+    rows: RowSums | None = None
+    grid: BridgeGrid | None = None
+
+    @classmethod
+    def saved(cls, **fields: Any) -> RunningSums:
+        """From the fields of a file; older ones had those of rows and grid among them."""
+        if "row_start" not in fields:
+            return cls(**fields)
+        names = ("row_start", "row_log_sum", "row_log_square", "row_largest")
+        rows = [fields.pop(name) for name in names]
+        grid = [fields.pop(name) for name in ("nodes", "grid", "grid_square")]
+        return cls(
+            **fields,
+            rows=None if rows[0] is None else RowSums(*rows),
+            grid=None if grid[0] is None else BridgeGrid(*grid),
+        )
 
     @classmethod
     def empty(
@@ -80,7 +175,7 @@ class RunningSums:
     ) -> RunningSums:
         """Sums before the first draw."""
         blocks = (folds, chains, BLOCKS)
-        sums = cls(
+        return cls(
             batch=batch,
             draws=np.zeros(folds, np.int64),
             centre=np.zeros(folds),
@@ -91,18 +186,9 @@ class RunningSums:
             largest=np.full((folds, TAIL), -np.inf),
             not_finite=np.zeros(folds, np.int64),
             undefined=np.zeros(folds, np.int64),
+            rows=None if row_start is None else RowSums.empty(row_start, chains),
+            grid=None if nodes is None else BridgeGrid.empty(nodes, chains),
         )
-        if row_start is not None:
-            sums.row_start = row_start
-            sums.row_log_sum = np.full((int(row_start[-1]), chains, BLOCKS), -np.inf)
-            sums.row_log_square = np.full((int(row_start[-1]), chains), -np.inf)
-            sums.row_largest = np.full((int(row_start[-1]), TAIL), -np.inf)
-        if nodes is not None:
-            targets, size = nodes.shape[1:]
-            sums.nodes = nodes
-            sums.grid = np.zeros((folds, targets, chains, BLOCKS, size))
-            sums.grid_square = np.zeros((folds, targets, chains, size))
-        return sums
 
     def forget(self, members: Int[np.ndarray, " fold"]) -> None:
         """Forget all draws of the folds ``members``."""
@@ -111,13 +197,9 @@ class RunningSums:
             array[members] = 0.0
         for array in (self.log_sum, self.log_square, self.largest):
             array[members] = -np.inf
-        if self.row_log_sum is not None:
-            rows = self._rows_of(members)
-            for lines in (self.row_log_sum, self.row_log_square, self.row_largest):
-                assert lines is not None
-                lines[rows] = -np.inf
-        if self.grid is not None and self.grid_square is not None:
-            self.grid[members] = self.grid_square[members] = 0.0
+        for part in (self.rows, self.grid):
+            if part is not None:
+                part.forget(members)
 
     def update(
         self,
@@ -128,8 +210,8 @@ class RunningSums:
         """Add consecutive draws of the folds ``members``, all of which have as many so far."""
         first, last = int(self.draws[members[0]]), int(self.draws[members[0]]) + scores.shape[2]
         self._update_tail(members, scores[..., 0])
-        if rows is not None:
-            _keep_largest(self.row_largest, self._rows_of(members), rows)
+        if rows is not None and self.rows is not None:
+            _keep_largest(self.rows.largest, self.rows.of(members), rows)
         if first == 0:
             with np.errstate(invalid="ignore"):
                 finite = np.where(np.isfinite(scores[..., 0]), scores[..., 0], np.nan)
@@ -155,11 +237,6 @@ class RunningSums:
         self.undefined[members] += (np.isnan(flat) | (flat == np.inf)).sum(axis=1)
         _keep_largest(self.largest, members, scores)
 
-    def _rows_of(self, members: Int[np.ndarray, " fold"]) -> Int[np.ndarray, " row"]:
-        """Test rows of the folds ``members``, one fold after the other."""
-        assert self.row_start is not None
-        return concatenated_ranges(self.row_start, members)
-
     def _add(
         self,
         members: Int[np.ndarray, " fold"],
@@ -174,17 +251,10 @@ class RunningSums:
             self.square[members, :, block] += (centred**2).sum(axis=2)
         _log_add(self.log_sum, (members, slice(None), block), own)
         _log_add(self.log_square, members, 2.0 * own)
-        if rows is not None:
-            span = self._rows_of(members)
-            _log_add(self.row_log_sum, (span, slice(None), block), rows)
-            _log_add(self.row_log_square, span, 2.0 * rows)
-        if self.grid is not None and self.grid_square is not None and self.nodes is not None:
-            for target in range(scores.shape[3]):
-                sign = 1.0 if target == 0 else -1.0
-                nodes = self.nodes[members, target][:, None, None, :]
-                values = expit(sign * (scores[..., target, None] - nodes))
-                self.grid[members, target, :, block] += values.sum(axis=2)
-                self.grid_square[members, target] += (values**2).sum(axis=2)
+        if rows is not None and self.rows is not None:
+            self.rows.add(members, block, rows)
+        if self.grid is not None:
+            self.grid.add(members, block, scores)
 
     def _merge_neighbours(self, members: Int[np.ndarray, " fold"]) -> None:
         half = BLOCKS // 2
@@ -198,10 +268,10 @@ class RunningSums:
         merge(self.log_sum, members, log=True)
         merge(self.total, members, log=False)
         merge(self.square, members, log=False)
-        if self.row_log_sum is not None:
-            merge(self.row_log_sum, self._rows_of(members), log=True)
+        if self.rows is not None:
+            merge(self.rows.log_sum, self.rows.of(members), log=True)
         if self.grid is not None:
-            merge(self.grid, members, log=False, axis=3)
+            merge(self.grid.total, members, log=False, axis=3)
 
     @property
     def length(self) -> int:
