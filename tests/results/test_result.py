@@ -13,6 +13,8 @@ from foldwise.results.result import FoldWarning, flags, warn_of_flags
 def test_attributes_are_those_of_the_first_score():
     result = make(A, more_scores=("log_pointwise",))
     first = result.score("log")
+    other = replace(first, name="log_pointwise", total=0.0, se=0.5, mcse=0.2, p=9.0)
+    result.scores["log_pointwise"] = replace(other, folds=first.folds.copy())
     for name, value in (("elpd", "total"), ("se", "se"), ("mcse", "mcse"), ("p", "p")):
         assert getattr(result, name) == getattr(first, value)
     assert result.elpd == -10.0 and result.folds is first.folds and result.rows is None
