@@ -38,7 +38,8 @@ def test_flags_of_other_scores_are_named_where_they_are_new():
     table["status"].values[:] = ["no spread", "stuck chain", "fine", "fine"]
     other = replace(result.score("log_pointwise"), folds=table)
     count, lines = flags(replace(result, scores={**result.scores, "log_pointwise": other}))
-    assert count == 2 and lines[1].startswith("log_pointwise, no spread: 1 of 4 folds (0)")
+    assert count == len(lines) == 2
+    assert lines[1].startswith("log_pointwise, no spread: 1 of 4 folds (0)")
 
 
 def calibrated(below, equal, mcse, weight, row):
