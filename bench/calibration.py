@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import problems  # noqa: E402
 
 import foldwise as fw  # noqa: E402
-from foldwise.sampling.fit import full_data_fit  # noqa: E402
+from foldwise.sampling.full_data import full_data_fit  # noqa: E402
 from foldwise.scores.rules import column  # noqa: E402
 
 LOW, HIGH = 0.8, 1.25

@@ -57,33 +57,19 @@ def radon_like():
 
 def radon_sampler(folds, model, chains=4):
     """A sampler with the shared metric and no adaptation, for timing alone."""
-    from foldwise.sampling.blocks import PILOTS, Emit, Sampler
-    from foldwise.sampling.metric import shared_metric
-    from foldwise.sampling.tuning import nothing_local
+    from foldwise.sampling.blocks import Sampler, Tuning
+    from foldwise.sampling.metric import MetricShape, shared_metric
+    from foldwise.sampling.program import FoldProgram, block_size
+    from foldwise.scores.needs import Emit
 
-    d = model.dimension
-    none = np.zeros((len(folds), d), bool)
-    metric = shared_metric(np.eye(d) * 0.01, none, np.ones(d))
-    start = np.random.default_rng(1).normal(0, 0.05, (len(folds), chains, d))
-    pilots = np.zeros((PILOTS, chains, d))
-    previous = np.full(len(folds), -1)
-    pilot_metric = nothing_local(metric, PILOTS)
-    far, watched = none.any(axis=1), np.zeros((len(folds), 1), int)
-    sampler = Sampler(
-        model,
-        folds,
-        previous,
-        metric,
-        pilot_metric,
-        None,
-        far,
-        start,
-        pilots,
-        watched,
-        Emit(),
-        10,
-        1,
-    )
+    d, k = model.dimension, len(folds)
+    metric = shared_metric(np.eye(d) * 0.01, np.zeros((k, d), bool), np.ones(d))
+    start = np.random.default_rng(1).normal(0, 0.05, (k, chains, d))
+    size, shape = block_size(model.n_obs, k, chains), MetricShape.of(metric)
+    slots = int(folds.n_test.max())
+    program = FoldProgram(model, Emit(), size, chains, 1, slots, 1, shape)
+    tuning = Tuning(metric, None, np.zeros(k, bool), np.zeros((k, 1), int), None)
+    sampler = Sampler(program, folds, np.full(k, -1), tuning, start, 10, 1)
     sampler.step_size = 0.3
     return sampler
 
@@ -96,8 +82,8 @@ def gradient():
     import jax
 
     import foldwise as fw
-    from foldwise.sampling import blocks as sampler_module
-    from foldwise.sampling.blocks import fold_density
+    from foldwise.sampling import program as program_module
+    from foldwise.sampling.program import fold_density
     from foldwise.support.runtime import Program
 
     model, group, _ = radon_like()
@@ -110,10 +96,10 @@ def gradient():
         step = lambda _, q: q + 1e-6 * density(q)[1]  # noqa: E731
         return jax.lax.fori_loop(0, repeats, step, state.position)
 
-    for name, limit in (("chunk", sampler_module.CHUNK_BYTES), ("together", 2**40)):
-        sampler_module.CHUNK_BYTES = sampler_module.BLOCK_BYTES = limit
+    for name, limit in (("chunk", program_module.CHUNK_BYTES), ("together", 2**40)):
+        program_module.CHUNK_BYTES = program_module.BLOCK_BYTES = limit
         sampler = radon_sampler(folds, model)
-        count = sampler.block.folds
+        count = sampler.program.size.folds
         members = np.arange(count) % len(folds)
         block = (sampler._state(members), sampler._data(members))
         program = Program(descend, block, ())
@@ -137,7 +123,7 @@ def one_run():
 
     model, group, _ = radon_like()
     sampler = radon_sampler(fw.leave_group_out(group)[:40], model)
-    sampler.compile()
+    sampler.program.compile()
     times = []
     for _ in range(3):
         began = time.perf_counter()

@@ -31,7 +31,8 @@ def deviations(outcome, seed):
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import integrated
 
-    from foldwise.studies import air, datasets
+    from foldwise import datasets
+    from foldwise.studies import air
 
     found = {}
     if outcome.name in ("rats", "radon"):

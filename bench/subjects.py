@@ -15,7 +15,8 @@ import numpy as np
 from scipy.special import logsumexp
 
 import foldwise as fw
-from foldwise.studies import air, datasets, radon, rats
+from foldwise import datasets
+from foldwise.studies import air, radon, rats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import integrated  # noqa: E402

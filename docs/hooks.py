@@ -39,7 +39,8 @@ def _figures() -> str:
     import foldwise
 
     names = [name for name in foldwise.__all__ if name.startswith(("plot_", "save_figures"))]
-    return "\n\n".join(f"::: foldwise.results.figures.{name}" for name in names)
+    modules = [getattr(foldwise, name).__module__ for name in names]
+    return "\n\n".join(f"::: {m}.{name}" for m, name in zip(modules, names, strict=True))
 
 
 def _help() -> str:

@@ -17,7 +17,8 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise.studies import air, datasets, rats, toy
+from foldwise import datasets
+from foldwise.studies import air, rats, toy
 
 FILE = Path(__file__).with_name("reference.json")
 SETTINGS = {"warmup": 12, "draws": 20, "batch": 4, "seed": 11, "progress": False}

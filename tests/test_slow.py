@@ -9,7 +9,7 @@ import foldwise as fw
 from foldwise.results import result as results
 from foldwise.results.summary import summarise
 from foldwise.sampling.metric import FoldMetric
-from foldwise.sampling.tuning import first_metrics, local_coordinates
+from foldwise.sampling.tuning import first_tuning, local_coordinates
 from foldwise.scores import diagnostics, evidence
 from foldwise.scores.sums import RunningSums, Watch
 
@@ -267,9 +267,10 @@ def test_the_future_of_a_random_walk_is_tied_and_gets_a_metric_of_its_own():
     found = local_coordinates(model, folds, fit)
     assert found.local.sum(axis=1).tolist() == [36, 11] and found.tied.all()
     start = np.stack([fit.flat[:4], fit.flat[4:8]])
-    metric, _, _, far = first_metrics(model, folds, fit, found, start, 2)
-    assert isinstance(metric, FoldMetric) and far.all()
-    sd = np.sqrt(metric.covariance[0].diagonal())[2:]
+    watched = np.zeros((2, 1), int)
+    tuning = first_tuning(model, folds, fit, found, start, start, watched)
+    assert isinstance(tuning.metric, FoldMetric) and tuning.far.all()
+    sd = np.sqrt(tuning.metric.covariance[0].diagonal())[2:]
     # by curvature where the chains are; of each level by itself, the prior's is exp(-0.7) / 1.4
     assert sd[99] > 3 * np.exp(-0.7) / np.sqrt(2)
 

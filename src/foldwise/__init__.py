@@ -3,21 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 from foldwise.crossval import cross_validate
-from foldwise.folds.folds import (
-    Folds,
+from foldwise.folds.folds import Folds
+from foldwise.folds.schemes import (
     from_labels,
     from_splits,
     from_splitter,
     group_k_fold,
-    h_block,
-    hv_block,
     k_fold,
-    leave_future_out,
     leave_group_out,
     leave_one_out,
-    spatial_block,
     stratified_k_fold,
 )
+from foldwise.folds.time_and_space import h_block, hv_block, leave_future_out, spatial_block
 from foldwise.models.family import ModelFamily, model_family
 from foldwise.models.model import Model
 from foldwise.models.numpyro import from_numpyro
@@ -25,7 +22,8 @@ from foldwise.models.pymc import from_bambi, from_pymc
 from foldwise.results.compare import Comparison, compare
 from foldwise.results.methods import load, merge
 from foldwise.results.result import CVResult
-from foldwise.sampling.fit import Fit, fit
+from foldwise.sampling.fit import Fit
+from foldwise.sampling.full_data import fit
 from foldwise.support.runtime import configure
 
 if TYPE_CHECKING:
@@ -87,15 +85,11 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # figures load matplotlib and data sets pandas, so only when asked for
+    # figures load matplotlib, so only when asked for
     if name in __all__ and name.startswith(("plot_", "save_figures")):
         from foldwise.results import figures
 
         return getattr(figures, name)
-    if name == "datasets":
-        from foldwise.studies import datasets
-
-        return datasets
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

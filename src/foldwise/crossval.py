@@ -5,34 +5,32 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, overload
+from dataclasses import replace
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from foldwise.folds.folds import Folds
-from foldwise.models.evaluate import gradients_program, rows_program
+from foldwise.models.evaluate import begin_to_compile
 from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
 from foldwise.results.result import CVResult
 from foldwise.results.summary import summarise
 from foldwise.sampling.blocks import (
     PILOTS,
-    SEGMENT,
     Emit,
     Sampler,
-    block_size,
-    share_blocks,
     tune_together,
 )
-from foldwise.sampling.fit import Fit, FitError, check_draws, full_data_fit
-from foldwise.sampling.metric import FoldMetric
-from foldwise.sampling.run import Run, Settings
+from foldwise.sampling.fit import Fit, FitError, check_draws
+from foldwise.sampling.full_data import full_data_fit
+from foldwise.sampling.metric import MetricShape
+from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample
 from foldwise.sampling.tuning import (
-    WATCHED,
     FullData,
-    first_metrics,
+    first_tuning,
     fold_metrics_fit,
     full_data,
     local_coordinates,
@@ -139,51 +137,40 @@ def cross_validate(
         Whether to show a progress bar.
     """
     models = model.members if isinstance(model, ModelFamily) else [model]
-    kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    seeds = _seeds(model, fit, seed)
+    settings = Settings(
+        scores=_score_names(scores, folds),
+        estimator=estimator,
+        memory=memory,
+        keep=(keep,) if isinstance(keep, str) else tuple(keep),
+        chains=chains,
+        warmup=warmup,
+        batch=batch,
+        precision=precision,
+        seed=resolve_seed(seed),
+    )
+    goal = Goal(draws, target_mcse, max_draws)
+    _check_settings(settings, goal)
     for candidate in models:
-        names = _check_arguments(
-            candidate,
-            folds,
-            fit,
-            scores,
-            chains,
-            draws,
-            warmup,
-            batch,
-            target_mcse,
-            max_draws,
-            estimator,
-            memory,
-            precision,
-        )
+        _check_inputs(candidate, folds, fit)
         candidate.check_shapes()
-        needs.check_scores(names, candidate, folds, memory)
-        needs.check_keep(kept, candidate, memory)
-    _compile_folds(models, folds, names, kept, estimator, chains, precision)
-    gradients_program(models[0])
-    rows_program(models[0])
+        needs.check_scores(settings.scores, candidate, folds, memory)
+        needs.check_keep(settings.keep, candidate, memory)
+    _check_bridge(folds, settings)
+    seeds = _seeds(model, fit, settings.seed)
+    _begin_to_compile(models, folds, settings)
     import_meanwhile("arviz_stats.base", "xarray")
     fits = []
     for candidate, own_seed in zip(models, seeds, strict=True):
-        candidate.check_values()
-        if fit is None:
-            fits.append(full_data_fit(candidate, own_seed, progress))
-        else:
-            fit.check(candidate)
-            if fit.gradients == 0:
-                check_draws(candidate, fit, own_seed)
-            fits.append(fit)
-        if reason := fits[-1].failure():
-            raise FitError(f"the full-data fit{candidate.label} has failed: {reason}")
-    runs = []
+        fits.append(_fit(candidate, fit, own_seed, progress))
     with Progress(progress) as bar:
-        for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True):
-            settings = Settings(
-                names, estimator, memory, kept, chains, warmup, batch, precision, own_seed
+        runs = [
+            _prepare(
+                candidate, folds, own_fit, replace(settings, seed=own_seed), draws, bar, len(models)
             )
-            seconds = {"fit": own_fit.seconds if fit is None else 0.0}
-            runs.append(_prepare(candidate, folds, own_fit, settings, draws, seconds, bar))
+            for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True)
+        ]
+        for run in runs:
+            run.seconds = {"fit": run.fit.seconds if fit is None else 0.0, **run.seconds}
         _tune(runs, bar)
         sample(runs, draws, bar)
         if target_mcse is not None:
@@ -195,9 +182,37 @@ def cross_validate(
     return results if isinstance(model, ModelFamily) else results[str(model.name)]
 
 
-def _seeds(model: Model | ModelFamily, fit: Fit | None, seed: int | None) -> list[int]:
+class Goal(NamedTuple):
+    """How long to run: draws of each chain, or until the error is at most ``target``."""
+
+    draws: int
+    target: float | None
+    most: int
+
+
+def _score_names(scores: str | tuple[str, ...] | None, folds: Folds) -> tuple[str, ...]:
+    """Names of the scores, those that suit the folds where none are given."""
+    if scores is None:
+        return ("log_pointwise",) if isinstance(folds, Folds) and folds.pointwise else ("log",)
+    return (scores,) if isinstance(scores, str) else tuple(scores)
+
+
+def _fit(model: Model, fit: Fit | None, seed: int, progress: bool) -> Fit:
+    """The full-data fit of a model: the one given, checked, or one made here."""
+    model.check_values()
+    if fit is None:
+        fit = full_data_fit(model, seed, progress)
+    else:
+        fit.check(model)
+        if fit.made_elsewhere:
+            check_draws(model, fit, seed)
+    if reason := fit.failure():
+        raise FitError(f"the full-data fit{model.label} has failed: {reason}")
+    return fit
+
+
+def _seeds(model: Model | ModelFamily, fit: Fit | None, seed: int) -> list[int]:
     """A seed for each model."""
-    seed = resolve_seed(seed)
     if not isinstance(model, ModelFamily):
         return [seed]
     if fit is not None:
@@ -205,22 +220,8 @@ def _seeds(model: Model | ModelFamily, fit: Fit | None, seed: int | None) -> lis
     return [int(own) for own in np.random.SeedSequence(seed).generate_state(len(model))]
 
 
-def _check_arguments(
-    model: Model,
-    folds: Folds,
-    fit: Fit | None,
-    scores: str | tuple[str, ...] | None,
-    chains: int,
-    draws: int,
-    warmup: int,
-    batch: int,
-    target_mcse: float | None,
-    max_draws: int,
-    estimator: str,
-    memory: str,
-    precision: str,
-) -> tuple[str, ...]:
-    """Check everything that can be checked before any work; return the names of the scores."""
+def _check_inputs(model: Model, folds: Folds, fit: Fit | None) -> None:
+    """Raise unless model, folds and fit are what they should be, and of the same rows."""
     if not isinstance(model, Model):
         raise TypeError(
             f"model must be a foldwise.Model, got {type(model).__name__}; from_numpyro, from_pymc "
@@ -241,40 +242,44 @@ def _check_arguments(
             f"folds and model must have the same rows, but folds have n={folds.n} and the model "
             f"n_obs={model.n_obs}; build the folds from the model's data"
         )
-    for name, value, least in (("chains", chains, 2), ("draws", draws, 1), ("batch", batch, 1)):
+
+
+def _check_settings(settings: Settings, goal: Goal) -> None:
+    """Raise unless a run can be done so."""
+    chains, batch = settings.chains, settings.batch
+    for name, value, least in (
+        ("chains", chains, 2),
+        ("draws", goal.draws, 1),
+        ("batch", batch, 1),
+        ("warmup", settings.warmup, 10),
+    ):
         check_count(name, value, least)
-    check_count("warmup", warmup, 10)
-    if chains * (draws // batch) < LEAST_BATCHES:
+    if chains * (goal.draws // batch) < LEAST_BATCHES:
         raise ValueError(
             f"a fold needs at least {LEAST_BATCHES} batches for its Monte Carlo error, but "
-            f"chains={chains} of draws={draws} in batches of {batch} give "
-            f"{chains * (draws // batch)}; use more draws or a smaller batch"
+            f"chains={chains} of draws={goal.draws} in batches of {batch} give "
+            f"{chains * (goal.draws // batch)}; use more draws or a smaller batch"
         )
-    if target_mcse is not None:
-        if not isinstance(target_mcse, (int, float, np.number)) or not target_mcse > 0:
-            raise ValueError(f"target_mcse must be a positive number, got {target_mcse!r}")
-        if max_draws < draws:
-            raise ValueError(f"max_draws={max_draws} must be at least draws={draws}")
-    check_name("estimator", estimator, ESTIMATORS)
-    check_name("memory", memory, MEMORIES)
-    check_name("precision", precision, PRECISIONS)
-    if scores is None:
-        scores = "log_pointwise" if folds.pointwise else "log"
-    names = (scores,) if isinstance(scores, str) else tuple(scores)
-    if not names:
+    if goal.target is not None:
+        if not isinstance(goal.target, (int, float, np.number)) or not goal.target > 0:
+            raise ValueError(f"target_mcse must be a positive number, got {goal.target!r}")
+        if goal.most < goal.draws:
+            raise ValueError(f"max_draws={goal.most} must be at least draws={goal.draws}")
+    check_name("estimator", settings.estimator, ESTIMATORS)
+    check_name("memory", settings.memory, MEMORIES)
+    check_name("precision", settings.precision, PRECISIONS)
+    if not settings.scores:
         raise ValueError("scores must name at least one score")
-    for name in names:
+    for name in settings.scores:
         if not isinstance(name, str):
             raise TypeError(f'scores must be names such as "log", but one is {name!r}')
         find_rule(name)
-    _check_bridge(folds, estimator, names)
-    return names
 
 
-def _check_bridge(folds: Folds, estimator: str, names: tuple[str, ...]) -> None:
-    if estimator != "bridge":
+def _check_bridge(folds: Folds, settings: Settings) -> None:
+    if settings.estimator != "bridge":
         return
-    by_row = [name for name in ("log_pointwise", "hyvarinen_pointwise") if name in names]
+    by_row = [n for n in ("log_pointwise", "hyvarinen_pointwise") if n in settings.scores]
     if by_row and folds.n_test.max() > 1:
         raise ValueError(
             f'estimator="bridge" needs joint scores, but {by_row[0]} was asked for folds with up '
@@ -296,11 +301,14 @@ def _prepare(
     fit: Fit,
     settings: Settings,
     draws: int,
-    seconds: dict[str, float],
     bar: Progress,
+    together: int,
 ) -> Run:
-    """Starting points and metrics."""
-    began = time.perf_counter()
+    """Starting points, metrics, and room for what will be recorded.
+
+    ``together``: how many models of a family are sampled side by side.
+    """
+    began, k = time.perf_counter(), len(folds)
     bar.start("full-data draws of the test rows")
     full = full_data(model, folds, fit)
     classes = needs.classes_of(model, settings.scores, full.positions)
@@ -310,25 +318,14 @@ def _prepare(
     start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
     found = local_coordinates(model, folds, fit)
     pilots = pilot_positions(full, PILOTS, settings.chains, settings.seed)
-    watched = watched_coordinates(fit, full)
-    sampler = Sampler(
-        model,
-        folds,
-        previous,
-        *first_metrics(model, folds, fit, found, start, PILOTS),
-        start,
-        pilots,
-        watched,
-        emit,
-        settings.warmup,
-        settings.seed,
-        settings.precision,
-    )
+    tuning = first_tuning(model, folds, fit, found, start, pilots, watched_coordinates(fit, full))
+    shape = MetricShape.of(tuning.metric)
+    program = fold_program(model, folds, settings, emit, shape, together if shape.own else 1)
+    sampler = Sampler(program, folds, previous, tuning, start, settings.warmup, settings.seed)
     evidence = _no_evidence(model, folds, partner, previous, full, settings, emit, classes, draws)
-    k, directions = len(folds), watched.shape[1] + 1  # the log density is watched too
+    directions = tuning.watched.shape[1] + 1  # the log density is watched too
     evidence.watch = Watch.empty(k, settings.chains, directions, settings.batch)
     evidence.improper = found.improper
-    seconds["prepare"] = time.perf_counter() - began
     return Run(
         model,
         folds,
@@ -342,56 +339,29 @@ def _prepare(
         np.zeros(k, np.int64),
         np.zeros((k, settings.chains), np.int64),
         np.zeros(k, np.int64),
-        seconds,
+        {"prepare": time.perf_counter() - began},
     )
 
 
-def _compile_folds(
-    models: Sequence[Model],
-    folds: Folds,
-    scores: tuple[str, ...],
-    keep: tuple[str, ...],
-    estimator: str,
-    chains: int,
-    precision: str,
-) -> None:
-    """Begin to compile the folds' program, where the full-data fit does not decide its shape."""
+def _begin_to_compile(models: Sequence[Model], folds: Folds, settings: Settings) -> None:
+    """Let programs compile in the background that will be needed, whatever the fit will be.
+
+    That of the folds only where the fit does not decide its shapes.
+    """
     model = models[0]
-    by_class = any(find_rule(name).discrete for name in scores)
-    if by_class or not fold_metrics_fit(model, folds):
-        return
-    emit = needs.emitted(scores, keep, folds, model, np.zeros(0))
-    d = model.dimension
-    metric = FoldMetric(*np.zeros((2, len(folds), d, d)))
-    pilot_metric = FoldMetric(*np.zeros((2, PILOTS, d, d)))
-    start, pilots = np.zeros((len(folds), chains, d)), np.zeros((PILOTS, chains, d))
-    previous = _partners(folds, estimator)[1]
-    sampler = Sampler(
-        model,
-        folds,
-        previous,
-        metric,
-        pilot_metric,
-        None,
-        np.zeros(len(folds), bool),
-        start,
-        pilots,
-        np.zeros((len(folds), min(d, WATCHED)), int),
-        emit,
-        SEGMENT,
-        0,
-        precision,
-    )
-    sampler.block = block_size(model.n_obs, len(models) * len(folds), chains)
-    sampler.compile()
+    by_class = any(find_rule(name).discrete for name in settings.scores)
+    if not by_class and fold_metrics_fit(model, folds):
+        emit = needs.emitted(settings.scores, settings.keep, folds, model, np.zeros(0))
+        shape = MetricShape(own=True)
+        fold_program(model, folds, settings, emit, shape, len(models)).compile()
+    begin_to_compile(model)
 
 
 def _tune(runs: Sequence[Run], bar: Progress) -> None:
     """The compiled program of all runs, and the step size that each starts from."""
     began, samplers = time.perf_counter(), [run.sampler for run in runs]
     bar.start("compiling the folds' program")
-    share_blocks(samplers)
-    samplers[0].compile().ready()
+    samplers[0].program.compile().ready()
     add_seconds(runs, "compile", began)
     began = time.perf_counter()
     bar.start("step size")

@@ -98,7 +98,7 @@ def test_members_are_sampled_side_by_side(monkeypatch):
     original = sampler_module._run_block
 
     def watched(program, pieces, *arguments):
-        blocks.append([sampler.model.name for sampler, _ in pieces])
+        blocks.append([sampler.program.model.name for sampler, _ in pieces])
         return original(program, pieces, *arguments)
 
     monkeypatch.setattr(sampler_module, "_run_block", watched)

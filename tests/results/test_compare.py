@@ -14,17 +14,11 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
 import foldwise as fw
-from foldwise.results import compare as module
-from foldwise.results.compare import (
-    REPLICATES,
-    Pair,
-    SeedWarning,
-    bayesian_bootstrap,
-    compare,
-    probability,
-    stacking_weights,
-)
+from foldwise.results import differences
+from foldwise.results.compare import Pair, SeedWarning, compare
+from foldwise.results.differences import REPLICATES, bayesian_bootstrap, probability
 from foldwise.results.result import FoldWarning
+from foldwise.results.weights import stacking_weights
 
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 # flags too, which the suite ignores elsewhere: comparisons must warn only where a test says so
@@ -150,12 +144,12 @@ def test_bootstrap_is_the_same_every_time_and_for_any_chunk(monkeypatch):
     values = np.random.default_rng(SEED).normal(size=(7, 2))
     whole = bayesian_bootstrap(values)
     np.testing.assert_array_equal(whole, bayesian_bootstrap(values))
-    monkeypatch.setattr(module, "_CHUNK", 50)
+    monkeypatch.setattr(differences, "_CHUNK", 50)
     np.testing.assert_allclose(bayesian_bootstrap(values), whole, rtol=1e-12, atol=1e-14)
 
 
 def test_bootstrap_of_many_units_takes_little_memory(monkeypatch):
-    monkeypatch.setattr(module, "REPLICATES", 400)  # 64 MB at once
+    monkeypatch.setattr(differences, "REPLICATES", 400)  # 64 MB at once
     values = np.zeros((20_000, 1))
     tracemalloc.start()
     bayesian_bootstrap(values)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,8 +9,11 @@ from matplotlib.figure import Figure
 from scipy.stats import norm
 
 import foldwise as fw
-from foldwise.results import figures as plots
+from foldwise.results import figures_chains
+from foldwise.results.axes import Picture
 from foldwise.results.extend import extend
+from foldwise.results.figures_calibration import uniform_band
+from foldwise.results.figures_folds import _K_WINDOW
 from foldwise.results.replay import first_draws
 from foldwise.results.summary import summarise
 from foldwise.scores import diagnostics
@@ -155,7 +159,7 @@ def test_effective_draws_and_tails_by_fold(many):
     assert [t.get_text() for t in below.get_yticklabels()] == [str(k) for k in first]
     assert below.get_xlim()[0] < diagnostics.ESS_LIMIT < below.get_xlim()[1]
     above, _ = fw.plot_pareto_k(many[0]).axes
-    expected = np.clip(np.sort(table["pareto_k"].values)[::-1], *plots._K_WINDOW)
+    expected = np.clip(np.sort(table["pareto_k"].values)[::-1], *_K_WINDOW)
     np.testing.assert_allclose(np.sort(marks(above)[:, 0])[::-1], expected)
 
 
@@ -216,7 +220,7 @@ def test_rhat_by_fold(pair):
 
 
 def test_rhat_of_many_folds_is_drawn_as_ranges(pair, monkeypatch):
-    monkeypatch.setattr(plots, "MOST_LINES", 3)
+    monkeypatch.setattr(figures_chains, "MOST_LINES", 3)
     axes = fw.plot_rhat(pair[0]).axes[0]
     assert len(axes.lines) == 3
     x, low, high = band(axes)
@@ -273,7 +277,7 @@ def test_pit(pair):
 @pytest.mark.parametrize("rows", [30, 400])
 def test_uniform_samples_stay_inside_the_band(rows, rng):
     grid = np.linspace(0, 1, 101)
-    low, high = plots.uniform_band(rows, grid)
+    low, high = uniform_band(rows, grid)
     sample = np.sort(rng.random((3000, rows)), axis=1)
     inside = np.array([np.searchsorted(s, grid, side="right") / rows for s in sample])
     held = np.mean(((inside >= low - 1e-12) & (inside <= high + 1e-12)).all(axis=1))
@@ -358,7 +362,7 @@ def test_an_interrupted_save_leaves_the_older_figure(pair, tmp_path, monkeypatch
         raise OSError("no room")
 
     (tmp_path / "ess.png").write_text("older")
-    monkeypatch.setattr(plots.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="no room"):
         fw.save_figures({"ess": fw.plot_ess(pair[0])}, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["ess.png"]
@@ -374,4 +378,4 @@ def test_importing_foldwise_leaves_matplotlib_alone():
     subprocess.run([sys.executable, "-c", program], check=True)
     with pytest.raises(AttributeError, match="plot_nothing"):
         _ = fw.plot_nothing
-    assert issubclass(plots.Picture, Figure)
+    assert issubclass(Picture, Figure)

@@ -13,6 +13,7 @@ import pytest
 
 import foldwise as fw
 from foldwise.sampling import blocks as sampler_module
+from foldwise.sampling import program
 from foldwise.sampling.blocks import leapfrog_counts
 
 
@@ -33,9 +34,10 @@ def test_a_fold_alone_equals_the_fold_among_all(prepared, name):
 def test_grouping_of_folds_does_not_matter(prepared, monkeypatch):
     problem, model, fit = prepared("regression")
     whole = run(problem, model, fit, problem.folds)
-    monkeypatch.setattr(sampler_module, "CHUNK_BYTES", 3 * 8 * 40 * 4)
+    monkeypatch.setattr(program, "CHUNK_BYTES", 3 * 8 * 40 * 4)
     pieces = run(problem, model, fit, problem.folds)
-    assert pieces.run.sampler.block.chunk < whole.run.sampler.block.chunk
+    smaller, larger = (result.run.sampler.program.size for result in (pieces, whole))
+    assert smaller.chunk < larger.chunk
     np.testing.assert_allclose(pieces.draws, whole.draws, rtol=1e-6, atol=1e-6)
     assert pieces.elpd == pytest.approx(whole.elpd, abs=1e-6)
 

@@ -9,7 +9,7 @@ import problems
 import pytest
 
 import foldwise as fw
-from foldwise.sampling import fit as fitting
+from foldwise.sampling import full_data as fitting
 from foldwise.sampling import pooled
 from foldwise.support.progress import Progress
 

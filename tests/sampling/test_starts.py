@@ -7,7 +7,8 @@ import pytest
 import foldwise as fw
 from foldwise.models.evaluate import gradients
 from foldwise.sampling import starts as starting
-from foldwise.sampling.fit import FitWarning, full_data_fit
+from foldwise.sampling.fit import FitWarning
+from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.pooled import Chains
 
 

@@ -127,56 +127,31 @@ def test_pareto_k_of_a_constant_is_undefined():
 
 
 def test_status_is_the_worst_that_holds():
-    good = {
-        "improper": False,
-        "not_finite": False,
-        "singular": False,
-        "flat": False,
-        "stranded": False,
-        "stuck": False,
-        "disagree": False,
-        "drifting": False,
-        "slow": False,
-        "divergent": False,
-        "partner": False,
-        "others": False,
-        "unsettled": False,
-        "overlap": 100.0,
-        "tail": 0.1,
-        "bridged": True,
-        "ess": 200.0,
-        "acceptance": 0.8,
-        "fit": False,
+    """Of each pair of neighbours in ``ADVICE`` the first; every status has its line of advice."""
+    kinds = list(diagnostics.ADVICE)
+    both = np.eye(len(kinds), dtype=bool) | np.eye(len(kinds), k=-1, dtype=bool)
+    conditions = {kind: np.append(both[:, k], False) for k, kind in enumerate(kinds)}
+    status = diagnostics.fold_status(conditions)
+    assert status.tolist() == [kinds[0], *kinds[:-1], "fine"]
+    lines = diagnostics.advice(status, np.arange(len(status)))
+    assert len(lines) == len(kinds) - 1 and lines[0].startswith("improper: 2 of 19 folds (0, 1)")
+
+
+def test_numbers_that_are_in_doubt():
+    """Overlap matters to bridges, a heavy tail to plain means, the rest to both."""
+    bridged = np.array([True, False])
+    fine = {"overlap": 100.0, "tail": 0.1, "ess": 200.0, "acceptance": 0.8}
+    cases = {
+        "poor overlap": ({"overlap": 2.0}, [True, False]),
+        "heavy tail": ({"tail": 2.0}, [False, True]),
+        "few effective draws": ({"ess": 10.0}, [True, True]),
+        "low acceptance": ({"acceptance": 0.4}, [True, True]),
     }
-    cases = [
-        ("fine", {}),
-        ("fit not settled", {"fit": True}),
-        ("low acceptance", {"acceptance": 0.4, "fit": True}),
-        ("few effective draws", {"acceptance": 0.4, "ess": 10.0}),
-        ("fine", {"tail": 2.0}),
-        ("heavy tail", {"tail": 2.0, "bridged": False, "ess": 10.0}),
-        ("poor overlap", {"overlap": 2.0, "ess": 10.0}),
-        ("fine", {"overlap": 2.0, "bridged": False}),
-        ("rungs not settled", {"unsettled": True, "overlap": 2.0}),
-        ("others in trouble", {"others": True, "unsettled": True}),
-        ("partner in trouble", {"partner": True, "others": True}),
-        ("fine", {"partner": True, "bridged": False}),
-        ("divergent", {"divergent": True, "partner": True}),
-        ("too slow", {"divergent": True, "slow": True, "overlap": 2.0, "partner": True}),
-        ("not settled", {"slow": True, "drifting": True}),
-        ("chains disagree", {"disagree": True, "drifting": True, "slow": True}),
-        ("stuck chain", {"stuck": True, "disagree": True}),
-        ("too far from its partner", {"stranded": True, "stuck": True, "overlap": 0.0}),
-        ("no spread", {"flat": True, "stranded": True}),
-        ("singular covariance", {"singular": True, "flat": True}),
-        ("not finite", {"not_finite": True, "stuck": True}),
-        ("improper", {"improper": True, "not_finite": True}),
-    ]
-    arguments = {key: np.array([{**good, **change}[key] for _, change in cases]) for key in good}
-    status = diagnostics.fold_status(**arguments)
-    assert status.tolist() == [name for name, _ in cases]
-    lines = diagnostics.advice(status, np.arange(len(cases)))
-    assert len(lines) == 18 and lines[0].startswith("improper: 1 of 22 folds (21)")
+    for kind, (change, expected) in cases.items():
+        numbers = {name: np.full(2, value) for name, value in {**fine, **change}.items()}
+        found = diagnostics.doubtful(bridged, **numbers)
+        assert found.pop(kind).tolist() == expected
+        assert not any(other.any() for other in found.values())
 
 
 def test_advice_says_how_many_draws_slow_chains_need():

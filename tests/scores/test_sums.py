@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, logsumexp
 
-from foldwise.scores.sums import (
-    BLOCKS,
-    GRID,
-    TAIL,
-    BlockSums,
-    RunningSums,
-    block_length,
-    concatenated_ranges,
-)
+from foldwise.folds.ragged import concatenated_ranges
+from foldwise.scores.sums import BLOCKS, GRID, TAIL, BlockSums, RunningSums, block_length
 
 MEMBERS = np.arange(3)
 

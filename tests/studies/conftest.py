@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import foldwise as fw
+from foldwise import results as results_room
 from foldwise import studies
 from foldwise.studies import cli, output
 
@@ -73,6 +74,7 @@ def fake_plots(monkeypatch) -> list:
         **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit", "chains")},
     )
     monkeypatch.setitem(sys.modules, "foldwise.results.figures", module)
+    monkeypatch.setattr(results_room, "figures", module, raising=False)
     monkeypatch.setattr(fw, "plots", module, raising=False)
     return drawn
 

@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 
 import foldwise as fw
-from foldwise import studies
-from foldwise.studies import air, datasets, radon, rats
+from foldwise import datasets, studies
+from foldwise.studies import air, radon, rats
 
 REAL = (Path(os.environ.get("FOLDWISE_DATA", "")) / "rats.csv").is_file()
 

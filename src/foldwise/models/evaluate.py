@@ -138,6 +138,12 @@ def _standing(model: Rows) -> Motion:
     return Motion(np.float64(0.0), np.int32(1), np.zeros((d, d) if dense else d))
 
 
+def begin_to_compile(model: Rows) -> None:
+    """Let the programs of this module compile in the background; who calls one waits for it."""
+    gradients_program(model)
+    rows_program(model)
+
+
 def gradients_program(model: Rows) -> Any:
     """The program of :func:`trajectories` and :func:`gradients`."""
 
@@ -147,7 +153,7 @@ def gradients_program(model: Rows) -> Any:
     size = _call_size(model)
     nothing = np.zeros((size, model.dimension))
     points = Points(nothing, nothing, nothing, np.zeros((size, model.n_obs), bool))
-    return compiled(model, follow, points, _standing(model))
+    return compiled(model, "trajectories", follow, points, _standing(model))
 
 
 def _follow(model: Rows, points: Points, motion: Motion) -> tuple[Array, ...]:
@@ -200,18 +206,18 @@ def rows_program(model: Rows) -> tuple[Any, int]:
     def prior_and_rows(q: Array) -> tuple[Array, Array]:
         return model.flat_log_prior(q), model.flat_log_likelihood(q)
 
-    return _batch_program(model, prior_and_rows)
+    return _batch_program(model, "rows", prior_and_rows)
 
 
 def derivatives_at(
     model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
     """First and second derivatives of row log densities by the observed values, likewise."""
-    return _in_batches(*_batch_program(model, model.flat_derivatives), flat)
+    return _in_batches(*_batch_program(model, "derivatives", model.flat_derivatives), flat)
 
 
 def _batch_program(
-    model: Rows, function: Callable[[Array], tuple[Array, Array]]
+    model: Rows, what: str, function: Callable[[Array], tuple[Array, Array]]
 ) -> tuple[Any, int]:
     """``function`` at flat positions, in batches of about 32 MB of row values a lane."""
 
@@ -220,7 +226,7 @@ def _batch_program(
 
     batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
     shape = np.zeros((batch, model.dimension))
-    return compiled(model, evaluate, shape, (), "float64", function.__name__), batch
+    return compiled(model, what, evaluate, shape, ()), batch
 
 
 def _in_batches(

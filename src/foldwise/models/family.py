@@ -17,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from foldwise.models.model import Model, Position
 from foldwise.models.purity import unjitted
+from foldwise.support.runtime import Programs
 
 
 class Member(Model):
@@ -103,6 +104,32 @@ def model_family(
     ... )
     ModelFamily of 4 models: 0 0, 0 1, 1 0, 1 1
     """
+    arrays, labels = _named(selections, names)
+    functions = (log_prior, log_likelihood, simulate, row_log_density)
+    return ModelFamily(_members(functions, init, n_obs, y, arrays, labels))
+
+
+def _members(
+    functions: tuple[Any, ...],
+    init: Any,
+    n_obs: int,
+    y: Any,
+    arrays: list[np.ndarray],
+    labels: list[str],
+) -> list[Model]:
+    """The models of a family, which share their programs."""
+    programs, members = Programs(), list[Model]()
+    for array, label in zip(arrays, labels, strict=True):
+        own = members[0].y if members else y  # one copy of the values for all
+        members.append(_member(functions, init, n_obs, own, array, label, programs))
+        members[-1].__dict__["_given_y"] = members[0].__dict__.get("_given_y")
+    return members
+
+
+def _named(
+    selections: Sequence[ArrayLike], names: Sequence[str] | None
+) -> tuple[list[np.ndarray], list[str]]:
+    """Selections as arrays, and a name for each; raises where they cannot be those of a family."""
     arrays = [np.asarray(selection, float) for selection in selections]
     if not arrays:
         raise ValueError("a family needs at least one selection, got none")
@@ -122,14 +149,7 @@ def model_family(
         )
     if len(set(labels)) < len(labels):
         raise ValueError(f"names must be distinct, got {', '.join(labels)}; give names=")
-    functions = (log_prior, log_likelihood, simulate, row_log_density)
-    programs: dict[Any, Any] = {}
-    members: list[Model] = []
-    for array, label in zip(arrays, labels, strict=True):
-        own = members[0].y if members else y  # one copy of the values for all
-        members.append(_member(functions, init, n_obs, own, array, label, programs))
-        members[-1].__dict__["_given_y"] = members[0].__dict__.get("_given_y")
-    return ModelFamily(members)
+    return arrays, labels
 
 
 def _label(selection: np.ndarray) -> str:
@@ -143,7 +163,7 @@ def _member(
     y: Any,
     selection: np.ndarray,
     name: str,
-    programs: dict[Any, Any],
+    programs: Programs,
 ) -> Model:
     box: list[Any] = []
 

@@ -50,6 +50,12 @@ def from_numpyro(
     need("numpyro")
     if not callable(model):
         raise TypeError(f"model must be a NumPyro model, a function, got {type(model).__name__}")
+    return _model(model, args, kwargs, observed)
+
+
+def _model(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], observed: str | None
+) -> Model:
     given = args, kwargs
     _check_unmasked(given)
     forget_constants()  # arrays that the model closes over, of MCMC in single precision

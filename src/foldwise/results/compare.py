@@ -13,24 +13,29 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from foldwise.results import methods
+from foldwise.results.comparable import by_name, check_comparable, common_score
+from foldwise.results.differences import (
+    bayesian_bootstrap,
+    finite_in_all,
+    known,
+    paired_by_row,
+    paired_difference,
+    paired_units,
+    probability,
+    share_positive,
+)
 from foldwise.results.identity import folds_of_scheme, same_scheme
-from foldwise.results.result import CVResult, FoldWarning, Score
-from foldwise.results.totals import standard_error, total_units, unit_repeats
+from foldwise.results.result import CVResult, Score
+from foldwise.results.totals import standard_error
+from foldwise.results.weights import stacking_weights
 from foldwise.scores.diagnostics import ADVICE
 from foldwise.scores.rules import LOG_SCORES, column, find_rule
-from foldwise.support.special import normal_cdf, softmax
+from foldwise.support.special import softmax
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-# Replicates of the Bayesian bootstrap: a probability of one half is then known to 0.008.
-REPLICATES = 4000
-# Bootstrap weights held at once, 8 MB, so that 20,000 units do not take 640 MB.
-_CHUNK = 2**20
-_BOOTSTRAP_SEED = 0
-STACKING_GAP = 1e-6
-_STACKING_STEPS = 100_000
 # Columns of the table that say which model is better.
 _VERDICT = (
     "rank",
@@ -136,7 +141,7 @@ class Comparison:
         if not self.left_out:
             prob = probability(diff, se)
             replicates = bayesian_bootstrap(delta[:, None], self.repeats)[:, 0]
-            prob_bootstrap = _share_positive(replicates)
+            prob_bootstrap = share_positive(replicates)
         mcse = float(np.hypot(self.model_mcse[first], self.model_mcse[second]))
         return Pair(diff, se, mcse, prob, prob_bootstrap)
 
@@ -211,12 +216,12 @@ def compare(
     score
         Which score to compare by; None means the first score of the first result.
     """
-    named = _named(results)
-    score = _common_score(named, score)
-    _check_comparable(named)
+    named = by_name(results)
+    score = common_score(named, score)
+    check_comparable(named)
     _warn_of_seeds(named)
     chosen = {name: result.score(score) for name, result in named.items()}
-    used = _finite_in_all(chosen)
+    used = finite_in_all(chosen)
     contributions, mcse, repeats = paired_units(score, chosen, used)
     return Comparison(
         score=score,
@@ -225,7 +230,7 @@ def compare(
         units=contributions,
         repeats=repeats,
         model_mcse=mcse,
-        unit="row" if _by_row(chosen) else "fold",
+        unit="row" if paired_by_row(chosen) else "fold",
         left_out=int((~used).sum()),
         scheme_folds=max(folds_of_scheme(r.info, len(used)) for r in named.values()),
         remarks=_remarks(named, chosen),
@@ -233,203 +238,6 @@ def compare(
         rhat_max=_rhat_max(named),
         rhat_benchmark=_benchmark(named),
     )
-
-
-def paired_units(
-    score: str, chosen: dict[str, Score], used: Bool[np.ndarray, " fold"]
-) -> tuple[Float[np.ndarray, "unit model"], Float[np.ndarray, " model"], float]:
-    """What each unit of the ``used`` folds contributes to the models' totals, higher being better.
-
-    With the Monte Carlo errors of those totals, and how often the units test each row.
-    """
-    by_row = _by_row(chosen)
-    parts, slopes = zip(
-        *(total_units(score, s.folds, s.rows if by_row else None, used) for s in chosen.values()),
-        strict=True,
-    )
-    contributions = find_rule(score).sign * np.column_stack(parts)
-    mcse = np.array([_mcse(s, used, b) for s, b in zip(chosen.values(), slopes, strict=True)])
-    first = next(iter(chosen.values()))
-    return contributions, mcse, unit_repeats(first.folds, first.rows if by_row else None, used)
-
-
-def _by_row(chosen: dict[str, Score]) -> bool:
-    return all(score.rows is not None for score in chosen.values())
-
-
-# ---------------------------------------------------------------- what can be compared
-
-
-def _named(results: Any) -> dict[str, CVResult]:
-    """The results by name, after checking that there are two or more and nothing else."""
-    if isinstance(results, dict):
-        names, values = [str(name) for name in results], list(results.values())
-    elif isinstance(results, (list, tuple)):
-        names, values = [], list(results)
-    else:
-        raise TypeError(
-            "results must be a dict of names to CVResult, or a list of CVResult, got "
-            f'{type(results).__name__}; use compare({{"A": result_a, "B": result_b}})'
-        )
-    for value in values:
-        if not isinstance(value, CVResult):
-            raise TypeError(
-                f"every result must be a CVResult, got {type(value).__name__}; pass what "
-                "cross_validate returned"
-            )
-    if len(values) < 2:
-        raise ValueError(f"a comparison needs at least two results, got {len(values)}; add another")
-    names = names or _model_names(values)
-    if len(set(names)) < len(names):
-        raise ValueError(f"names must be distinct, got {', '.join(names)}; rename one of them")
-    return dict(zip(names, values, strict=True))
-
-
-def _model_names(results: list[CVResult]) -> list[str]:
-    """Names of the models; a letter by position for those that are empty or not distinct."""
-    letters = [chr(65 + i) if i < 26 else f"model {i + 1}" for i in range(len(results))]
-    names = [str(result.info.get("model") or "") for result in results]
-    count = Counter(names)
-    named = [
-        name if name and count[name] == 1 else letter
-        for name, letter in zip(names, letters, strict=True)
-    ]
-    return named if len(set(named)) == len(named) else letters
-
-
-def _common_score(named: dict[str, CVResult], score: str | None) -> str:
-    """The score to compare by, after checking that every result has it."""
-    if score is None:
-        score = next(iter(next(iter(named.values())).scores))
-    for name, result in named.items():
-        if score not in result.scores:
-            shared = set.intersection(*(set(other.scores) for other in named.values()))
-            hint = f"; all have {', '.join(sorted(shared))}" if shared else ""
-            raise ValueError(
-                f"every result must have the score {score!r}, but {name} has "
-                f"{', '.join(result.scores)}{hint}; choose score= among those that all have, or "
-                f'run cross_validate(..., scores=("{score}",))'
-            )
-    return score
-
-
-def _check_comparable(named: dict[str, CVResult]) -> None:
-    """Raise unless all results test the same rows of the same data in the same folds."""
-    (first_name, first), *others = named.items()
-    for name, other in others:
-        _check_same_size(first_name, first, name, other)
-        _check_same_part(first_name, first, name, other)
-        _check_same_count(first_name, first, name, other)
-        _check_same_test_rows(first_name, first, name, other)
-        _check_same_labels(first_name, first, name, other)
-        _check_same_y(first_name, first.test.get("y"), name, other.test.get("y"))
-
-
-def _check_same_size(first_name: str, first: CVResult, name: str, other: CVResult) -> None:
-    n, m = first.info.get("n_obs"), other.info.get("n_obs")
-    if n is not None and m is not None and n != m:
-        raise ValueError(
-            f"compared models must have the same rows of data, but {first_name} has n_obs={n} and "
-            f"{name} has n_obs={m}; fit both to the same data"
-        )
-
-
-def _check_same_part(first_name: str, first: CVResult, name: str, other: CVResult) -> None:
-    """Of one scheme, the same folds."""
-    one, two = first.test["index"], other.test["index"]
-    if not same_scheme(first.info, other.info) or set(one) == set(two):
-        return
-    lacks = [
-        f"{each_name} lacks {_few(fold[~np.isin(index, others)])}"
-        for each_name, index, others, fold in (
-            (name, one, two, first.folds["fold"].values),
-            (first_name, two, one, other.folds["fold"].values),
-        )
-        if not np.isin(index, others).all()
-    ]
-    raise ValueError(
-        f"compared results must have the same folds of their scheme, but {' and '.join(lacks)}; "
-        "cross-validate these folds too and merge the parts"
-    )
-
-
-def _check_same_count(first_name: str, first: CVResult, name: str, other: CVResult) -> None:
-    k, j = len(first.test["start"]) - 1, len(other.test["start"]) - 1
-    if k != j:
-        raise ValueError(
-            f"compared results must have the same folds, but {first_name} has {k} and {name} has "
-            f"{j}; cross-validate both with the same Folds"
-        )
-
-
-def _check_same_test_rows(first_name: str, first: CVResult, name: str, other: CVResult) -> None:
-    one, two = _test_rows(first), _test_rows(other)
-    for fold, (rows, others) in enumerate(zip(one, two, strict=True)):
-        if not np.array_equal(rows, others):
-            raise ValueError(
-                f"compared results must test the same rows in the same folds, but fold number "
-                f"{fold} tests rows {_few(rows)} in {first_name} and {_few(others)} in {name}; "
-                "cross-validate both with the same Folds"
-            )
-    if not np.array_equal(first.test["index"], other.test["index"]):
-        fold = int(np.flatnonzero(first.test["index"] != other.test["index"])[0])
-        raise ValueError(
-            f"compared results must hold the same folds of their scheme, but fold number {fold} is "
-            f"its fold {first.test['index'][fold]} in {first_name} and {other.test['index'][fold]} "
-            f"in {name}; cross-validate both with the same Folds"
-        )
-
-
-def _test_rows(result: CVResult) -> list[np.ndarray]:
-    return np.split(result.test["rows"], result.test["start"][1:-1])
-
-
-def _few(values: np.ndarray) -> str:
-    """The first values of an array, for a message."""
-    shown = ", ".join(str(value) for value in values[:5])
-    return f"[{shown}, ...]" if len(values) > 5 else f"[{shown}]"
-
-
-def _check_same_labels(first_name: str, first: CVResult, name: str, other: CVResult) -> None:
-    """Names and weights of the folds."""
-    one, two = ([str(f) for f in r.folds["fold"].values] for r in (first, other))
-    if one != two:
-        fold = next(k for k, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)
-        raise ValueError(
-            f"compared results must name their folds alike, but fold number {fold} is "
-            f"{one[fold]!r} in {first_name} and {two[fold]!r} in {name}; cross-validate both with "
-            "the same Folds"
-        )
-    weight, others = first.folds["weight"].values, other.folds["weight"].values
-    if not np.allclose(weight, others):
-        fold = int(np.flatnonzero(~np.isclose(weight, others))[0])
-        raise ValueError(
-            f"compared results must weigh their folds alike, but fold {one[fold]} weighs "
-            f"{weight[fold]:g} in {first_name} and {others[fold]:g} in {name}; cross-validate both "
-            "with the same Folds"
-        )
-
-
-def _check_same_y(first_name: str, y: Any, name: str, other: Any) -> None:
-    if y is None or other is None:
-        return
-    y, other = np.asarray(y), np.asarray(other)
-    if y.shape != other.shape:
-        raise ValueError(
-            f"compared models must have the same observations, but y has shape {y.shape} in "
-            f"{first_name} and {other.shape} in {name}; fit both to the same data"
-        )
-    if y.dtype.kind == other.dtype.kind == "f":  # one of them may be rounded to float32
-        coarse = min(y.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
-        y, other = y.astype(coarse), other.astype(coarse)
-    same = (y == other) | ((y != y) & (other != other))
-    if not same.all():
-        at = tuple(int(i) for i in np.argwhere(~same)[0])
-        raise ValueError(
-            f"compared models must have the same observations, but row {at[0]} of y is {y[at]} in "
-            f"{first_name} and {other[at]} in {name}; densities of transformed or rescaled data "
-            "cannot be compared, so model the same y (with a Jacobian where it is transformed)"
-        )
 
 
 def _warn_of_seeds(named: dict[str, CVResult]) -> None:
@@ -455,98 +263,7 @@ def _seeds(value: Any) -> set[int]:
     return {int(seed) for seed in np.atleast_1d(value).ravel() if seed is not None}
 
 
-def _known(score: Score) -> Bool[np.ndarray, " fold"]:
-    """Which folds have a finite score whose Monte Carlo error is not infinite."""
-    table = score.folds
-    return np.isfinite(table[column(score.name)].values) & ~np.isinf(table["mcse"].values)
-
-
-def _finite_in_all(chosen: dict[str, Score]) -> Bool[np.ndarray, " fold"]:
-    """Which folds have a known score in every model; the others are left out, with a warning."""
-    finite = {name: _known(score) for name, score in chosen.items()}
-    used = np.logical_and.reduce(list(finite.values()))
-    if used.all():
-        return used
-    missing = ", ".join(f"{(~f).sum()} in {name}" for name, f in finite.items() if not f.all())
-    if not used.any():
-        raise ValueError(
-            "a comparison needs at least one fold whose score is finite in every model, but of "
-            f"{len(used)} folds none is (not finite: {missing}); look at each result's status"
-        )
-    table = next(iter(chosen.values())).folds
-    warnings.warn(
-        f"{(~used).sum()} of {len(used)} folds left out of the comparison, "
-        f"{_few(table['fold'].values[~used])}, because a score or its error is not finite there "
-        f"({missing}); there is no verdict while they are missing",
-        FoldWarning,
-        stacklevel=3,
-    )
-    return used
-
-
-# ---------------------------------------------------------------- differences
-
-
-def paired_difference(
-    delta: Float[np.ndarray, " unit"], repeats: float = 1.0
-) -> tuple[float, float]:
-    """Sum of K paired differences and its standard error, sqrt(K repeats) sd(delta, ddof=1).
-
-    The sign is that of ``delta``. The error is NaN for a single unit.
-    """
-    return float(delta.sum()), standard_error(delta, repeats)
-
-
-def probability(diff: float, se: float) -> float:
-    """Probability that the first model predicts better, Phi(diff / se), by normal approximation.
-
-    se^2 = K sigma^2 with sigma^2 the sample variance (ddof=1) of the K differences (the normal
-    approximation of the parallel cross-validation paper). One half for models that never differ.
-    """
-    if diff == 0.0 and se == 0.0:
-        return 0.5
-    with np.errstate(divide="ignore"):
-        return float(normal_cdf(np.divide(diff, se)))
-
-
-def bayesian_bootstrap(
-    values: Float[np.ndarray, "unit column"], repeats: float = 1.0
-) -> Float[np.ndarray, "replicate column"]:
-    """Weighted means of ``values`` over its units, weights Dirichlet(1, ..., 1) (Rubin 1981).
-
-    The same 4000 weightings are drawn for every call with the same number of units. Normalised
-    Gamma(a) variates are Dirichlet(a, ..., a); they are drawn some replicates at a time, with
-    a = 1 / ``repeats``, which spreads means as widely as that many times fewer units would.
-    """
-    rng = np.random.default_rng(_BOOTSTRAP_SEED)
-    count = len(values)
-    step = max(_CHUNK // count, 1)
-    means = np.empty((REPLICATES, values.shape[1]))
-    for start in range(0, REPLICATES, step):
-        weight = rng.standard_gamma(1.0 / repeats, (min(step, REPLICATES - start), count))
-        means[start : start + step] = weight @ values / weight.sum(axis=1, keepdims=True)
-    return means
-
-
-def _share_positive(values: Float[np.ndarray, " replicate"]) -> float:
-    """Share of values above zero; those equal to zero count half, so that shares add to one."""
-    return float(np.mean(values > 0) + 0.5 * np.mean(values == 0))
-
-
-def _mcse(score: Score, used: Bool[np.ndarray, " fold"], slope: float) -> float:
-    """Monte Carlo error of a model's total over the ``used`` folds.
-
-    ``slope`` is that of the total by the sum of what its folds' rows contribute. Where some of the
-    model's own folds are left out, the error of that sum shrinks in proportion to the root of the
-    sum of their squared errors.
-    """
-    table = score.folds
-    size = table["n_test"].values if find_rule(score.name).aggregate is not None else 1.0
-    variance = (table["weight"].values * size * table["mcse"].values) ** 2
-    whole = np.nansum(variance[np.isfinite(table[column(score.name)].values)])
-    kept = np.nansum(variance[used])
-    error = abs(slope) * float(np.sqrt(score.own_variance + score.full_variance))
-    return error * float(np.sqrt(kept / whole)) if whole > 0 else error
+# ---------------------------------------------------------------- tables
 
 
 def _table(
@@ -574,7 +291,7 @@ def _table(
         "se_diff": [se for _, se in differences],
         "mcse_diff": np.hypot(mcse, mcse[best]),
         "prob_worse": [probability(-diff, se) for diff, se in differences],
-        "prob_worse_bootstrap": [_share_positive(-column) for column in replicates.T],
+        "prob_worse_bootstrap": [share_positive(-column) for column in replicates.T],
     }
     if score in LOG_SCORES:
         tables = [s.folds.isel(fold=used) for s in chosen.values()]
@@ -604,7 +321,7 @@ def _by_fold(score: str, chosen: dict[str, Score]) -> xr.Dataset:
     import xarray as xr
 
     tables, name = [s.folds for s in chosen.values()], column(score)
-    values = np.stack([np.where(_known(s), s.folds[name].values, np.nan) for s in chosen.values()])
+    values = np.stack([np.where(known(s), s.folds[name].values, np.nan) for s in chosen.values()])
     found = xr.Dataset(
         {name: (("model", "fold"), values)},
         coords={"model": list(chosen), "fold": tables[0]["fold"].values},
@@ -615,38 +332,6 @@ def _by_fold(score: str, chosen: dict[str, Score]) -> xr.Dataset:
             found["diff"] = ("fold", sign * (values[0] - values[1]))
         found["mcse"] = ("fold", np.hypot(tables[0]["mcse"].values, tables[1]["mcse"].values))
     return found
-
-
-# ---------------------------------------------------------------- weights
-
-
-def stacking_weights(log_density: Float[np.ndarray, "unit model"]) -> Float[np.ndarray, " model"]:
-    """Weights w of the mixture of models that predicts best (stacking, Yao et al. 2018).
-
-    Maximises mean_i log sum_m w_m exp(log_density_im) over the simplex, by EM:
-    w_m <- w_m g_m with g_m = mean_i exp(log_density_im) / mixture_i. Each unit's largest log
-    density is subtracted first, which changes nothing and keeps all from underflowing. Steps are
-    lengthened, w_m g_m^step, for as long as the objective rises. At the end max_m g_m - 1, a bound
-    on how far the objective is from its maximum, is at most 1e-6.
-    """
-    density = np.exp(log_density - log_density.max(axis=1, keepdims=True))
-    count, models = density.shape
-    weight, step = np.full(models, 1.0 / models), 1.0
-    mixture = density @ weight
-    for _ in range(_STACKING_STEPS):
-        gain = (1.0 / mixture) @ density / count
-        if gain.max() - 1.0 <= STACKING_GAP:
-            break
-        # in logs, as long steps overflow; and no weight becomes zero, which it could not leave
-        exponent = np.log(weight) + step * np.log(np.maximum(gain, 1e-300))
-        trial = np.maximum(np.exp(exponent - exponent.max()), 1e-15)
-        trial /= trial.sum()
-        trial_mixture = density @ trial
-        if step > 1.0 and np.log(trial_mixture / mixture).sum() < 0.0:
-            step = 1.0  # the plain EM step never falls
-            continue
-        weight, mixture, step = trial, trial_mixture, 1.5 * step
-    return weight
 
 
 # ---------------------------------------------------------------- diagnostics over all models

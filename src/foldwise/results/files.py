@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,12 @@ from foldwise.results.packing import (
     unpack,
 )
 from foldwise.results.result import CVResult
-from foldwise.sampling.blocks import PILOTS, Sampler
+from foldwise.sampling.blocks import Sampler, Tuning
 from foldwise.sampling.fit import Fit
-from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric
-from foldwise.sampling.run import Run
+from foldwise.sampling.metric import MetricShape
+from foldwise.sampling.run import Run, fold_program
 from foldwise.scores.evidence import Evidence
+from foldwise.support.writer import whole_file
 
 # Arrays from this size on are compressed: blocks not yet reached and padding shrink to nothing.
 _COMPRESS_BYTES = 2**16
@@ -78,17 +78,14 @@ def save(result: CVResult, path: str | os.PathLike[str]) -> Path:
     target = _target(path)
     tree = _result_tree(result)
     _need_h5netcdf()
-    partial = target.with_name(f".foldwise-{secrets.token_hex(8)}.partial")
     try:
-        tree.to_netcdf(partial, engine="h5netcdf", encoding=_encodings(tree))
-        os.replace(partial, target)
+        with whole_file(target) as partial:
+            tree.to_netcdf(partial, engine="h5netcdf", encoding=_encodings(tree))
     except OSError as error:
         raise OSError(
             f"{target} could not be written ({error}); choose a folder in which files can be "
             "made and that has room"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target
 
 
@@ -297,6 +294,19 @@ def _run_parts(run: Run) -> dict[str, Any]:
     return {**parts, "evidence": evidence, "sampler": sampler}
 
 
+def without_run(result: CVResult) -> dict[str, Any]:
+    """The fields of a result, with the state of its chains as a file holds it, not its run.
+
+    So results go to other processes, where the functions of a model may not; like one loaded from a
+    file, such a result needs its model again to be extended.
+    """
+    fields_of = dict(vars(result))
+    if result.run is not None:
+        saved = SavedState(pack(_run_parts(result.run)))
+        fields_of |= {"run": None, "info": {**result.info, "state": saved}}
+    return fields_of
+
+
 def restore_evidence(result: CVResult) -> Evidence:
     """What the run behind a loaded ``result`` has recorded."""
     groups = _state(result).tree.children
@@ -330,35 +340,17 @@ def restore_run(result: CVResult, model: Model) -> Run:
     _check_model(model, fit, folds, evidence["full"], result.test.get("y"))
     recorded = _evidence(result, folds, evidence)
     start = saved["position"]
-    # warm-up and tuning are done: pilots lend the program their shapes, and nothing is refined
+    # warm-up and tuning are done: there are no pilots, and nothing is refined
+    tuning = Tuning(saved["metric"], None, np.zeros(len(folds), bool), saved["watched"], None)
+    shape = MetricShape.of(tuning.metric)
+    program = fold_program(model, folds, settings, saved["emit"], shape)
     sampler = Sampler(
-        model=model,
-        folds=folds,
-        previous=recorded.previous,
-        metric=saved["metric"],
-        pilot_metric=_pilot_metric(saved["metric"]),
-        refine=None,
-        far=np.zeros(len(folds), bool),
-        start=start,
-        pilot_start=np.zeros((PILOTS, *start.shape[1:])),
-        watched=saved["watched"],
-        emit=saved["emit"],
-        warmup=settings.warmup,
-        seed=settings.seed,
-        precision=settings.precision,
+        program, folds, recorded.previous, tuning, start, settings.warmup, settings.seed
     )
     sampler.steps, sampler.step_size = saved["steps"], saved["step_size"]
     sampler.done, sampler.gradients = saved["done"], saved["gradients"]
     sampler.lived, sampler.finer = saved["lived"], saved["finer"]
     return Run(model=model, sampler=sampler, evidence=recorded, **parts)
-
-
-def _pilot_metric(metric: Metric) -> Metric:
-    """A metric with the shapes of the pilots'."""
-    first = np.zeros(PILOTS, int)
-    if isinstance(metric, FoldMetric):
-        return FoldMetric(*(part[first] for part in metric))
-    return metric._replace(folds=LocalCoordinates(*(part[first] for part in metric.folds)))
 
 
 def _check_model(

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Int
 
+from foldwise.folds.ragged import concatenated_ranges, starts
 from foldwise.results.identity import check_one_identity
 from foldwise.results.result import CVResult, Score
 from foldwise.results.totals import finish_score
-from foldwise.scores.diagnostics import fold_status, series_variance
+from foldwise.scores import diagnostics
+from foldwise.scores.diagnostics import series_variance
 from foldwise.scores.rules import LOG_SCORES
 
 
@@ -32,7 +33,7 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     _check_parts(parts)
     order = np.argsort(np.concatenate([part.test["index"] for part in parts]), kind="stable")
     counts = np.concatenate([np.diff(part.test["start"]) for part in parts])
-    entries = _entries(counts, order)
+    entries = concatenated_ranges(starts(counts), order)
     mixing = replace(
         parts[0].mixing,
         rhat=np.concatenate([part.mixing.rhat for part in parts])[order],
@@ -41,7 +42,7 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     names = list(parts[0].scores)
     scores = {name: _merge_score(parts, name, order, entries, mixing.limit) for name in names}
     test = {
-        "start": np.concatenate([[0], counts[order].cumsum()]),
+        "start": starts(counts[order]),
         "rows": np.concatenate([part.test["rows"] for part in parts])[entries],
         "index": np.concatenate([part.test["index"] for part in parts])[order],
     }
@@ -112,12 +113,6 @@ def _check_disjoint(parts: list[CVResult]) -> None:
         )
 
 
-def _entries(counts: Int[np.ndarray, " fold"], order: Int[np.ndarray, " fold"]) -> np.ndarray:
-    """Positions, in lists laid end to end, of the entries when the lists are put in ``order``."""
-    begin, moved = counts.cumsum() - counts, counts[order]
-    return np.repeat(begin[order] - (moved.cumsum() - moved), moved) + np.arange(counts.sum())
-
-
 def _merge_score(
     parts: list[CVResult], name: str, order: np.ndarray, entries: np.ndarray, limit: float
 ) -> Score:
@@ -159,27 +154,11 @@ def _rows(part: CVResult, score: Score, columns: list[Any]) -> xr.Dataset:
 def _status(table: xr.Dataset, limit: float) -> np.ndarray:
     """Status of each fold by the merged R-hat limit, which is never below that of its part."""
     was = table["status"].values
-    return fold_status(
-        improper=was == "improper",
-        not_finite=was == "not finite",
-        singular=was == "singular covariance",
-        flat=was == "no spread",
-        stranded=was == "too far from its partner",
-        stuck=was == "stuck chain",
-        disagree=table["rhat"].values > limit,
-        drifting=was == "not settled",
-        slow=np.isin(was, ("too slow", "not settled")),
-        divergent=was == "divergent",
-        partner=was == "partner in trouble",
-        others=was == "others in trouble",
-        unsettled=was == "rungs not settled",
-        overlap=table["overlap"].values,
-        tail=table["pareto_k"].values,
-        bridged=table["estimator"].values != "mean",
-        ess=table["ess"].values,
-        acceptance=table["acceptance"].values,
-        fit=was == "fit not settled",
-    ).astype(object)
+    conditions = {name: was == name for name in diagnostics.ADVICE}
+    conditions["chains disagree"] = table["rhat"].values > limit
+    numbers = (table[name].values for name in ("overlap", "pareto_k", "ess", "acceptance"))
+    conditions |= diagnostics.doubtful(table["estimator"].values != "mean", *numbers)
+    return diagnostics.fold_status(conditions).astype(object)
 
 
 def _merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray, float]:

@@ -35,6 +35,13 @@ def save(result: CVResult, path: str | os.PathLike[str]) -> None:
     files.save(result, path)
 
 
+def state(result: CVResult) -> dict[str, Any]:
+    """What a pickle of a result holds."""
+    from foldwise.results import files
+
+    return files.without_run(result)
+
+
 def to_arviz(result: CVResult) -> Any:
     """What ``CVResult.to_arviz`` does."""
     from foldwise.results import export

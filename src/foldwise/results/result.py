@@ -246,6 +246,10 @@ class CVResult:
         """Write the result, and the state of its chains, to a netCDF file."""
         methods.save(self, path)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # as a file holds it: with the state of the chains, without the model's functions
+        return methods.state(self)
+
     def __str__(self) -> str:
         return methods.result_text(self)
 

@@ -154,27 +154,26 @@ def _diagnostics(
         np.zeros(len(other), bool),
     )
     mostly = trouble[~evidence.undefined].sum() >= diagnostics.MOST_IN_TROUBLE * len(other)
-    status = diagnostics.fold_status(
-        improper=nowhere if evidence.improper is None else evidence.improper,
-        not_finite=not_finite | (~np.isfinite(found.score) & ~degenerate),
-        singular=degenerate & joint,
-        flat=degenerate & (not joint),
-        stranded=nowhere if found.stranded is None else found.stranded,
-        stuck=stuck,
-        disagree=disagree,
-        drifting=slow & drifting,
-        slow=slow,
-        divergent=run.divergent,
-        partner=from_fold & trouble[np.where(from_fold, other, 0)],
-        others=mostly,
-        unsettled=nowhere if found.unsettled is None else found.unsettled,
-        overlap=found.overlap,
-        tail=tail,
-        bridged=found.bridged,
-        ess=_effective(evidence, found),
-        acceptance=acceptance,
-        fit=not run.fit.settled,
-    )
+    conditions = {
+        "improper": nowhere if evidence.improper is None else evidence.improper,
+        "not finite": not_finite | (~np.isfinite(found.score) & ~degenerate),
+        "singular covariance": degenerate & joint,
+        "no spread": degenerate & (not joint),
+        "too far from its partner": nowhere if found.stranded is None else found.stranded,
+        "stuck chain": stuck,
+        "chains disagree": disagree,
+        "not settled": slow & drifting,
+        "too slow": slow,
+        "divergent": run.divergent,
+        "partner in trouble": found.bridged & from_fold & trouble[np.where(from_fold, other, 0)],
+        "others in trouble": nowhere | mostly,
+        "rungs not settled": nowhere if found.unsettled is None else found.unsettled,
+        "fit not settled": nowhere | (not run.fit.settled),
+        **diagnostics.doubtful(
+            found.bridged, found.overlap, tail, _effective(evidence, found), acceptance
+        ),
+    }
+    status = diagnostics.fold_status(conditions)
     return {
         "rhat": mixing.rhat,
         "slowest_ess": evidence.slowest_ess,

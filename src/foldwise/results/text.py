@@ -12,6 +12,7 @@ from jaxtyping import Float
 from foldwise.results.identity import folds_of_scheme
 from foldwise.results.result import flags
 from foldwise.scores.rules import LOG_SCORES, RULES, column, find_rule
+from foldwise.support.words import counted, duration
 
 if TYPE_CHECKING:
     from foldwise.results.compare import Comparison
@@ -66,7 +67,7 @@ def _heading(result: CVResult) -> list[str]:
     title = ", ".join(str(part) for part in (model, info.get("scheme")) if part)
     held = result.folds.sizes["fold"]
     size = [_folds(held, folds_of_scheme(info, held))]
-    size += [_count(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
+    size += [counted(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
     text = ", ".join(size)
     if info.get("chains") is not None and info.get("draws") is not None:
         text += f"; {info['chains']} chains x {info['draws']} draws a fold"
@@ -117,7 +118,7 @@ def _left_out_lines(name: str, score: Score, only: bool) -> list[str]:
         return []
     folds = score.folds.sizes["fold"]
     of = "total" if only else f"total of {name}"
-    left = _count(score.left_out, "fold")
+    left = counted(score.left_out, "fold")
     verb = "is" if score.left_out == 1 else "are"
     return _wrap(
         f"{of} over {folds - score.left_out} of {folds} folds: {left} whose score is not finite "
@@ -133,9 +134,9 @@ def _sampling_lines(result: CVResult) -> list[str]:
     accepted = acceptance[np.isfinite(acceptance)]
     bridged = int((table["estimator"].values == "bridge").sum())
     ran = (
-        f"{_count(int(np.nansum(table['divergences'].values)), 'divergence')}, acceptance "
+        f"{counted(int(np.nansum(table['divergences'].values)), 'divergence')}, acceptance "
         f"{_fixed(accepted.mean() if accepted.size else np.nan, 2)}, bridge for "
-        f"{_count(bridged, 'fold')}, mean for {table.sizes['fold'] - bridged}"
+        f"{counted(bridged, 'fold')}, mean for {table.sizes['fold'] - bridged}"
     )
     lines = _wrap(f"Monte Carlo: {_ess(result.ess, next(iter(result.scores)))}{rhat}") + _wrap(ran)
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
@@ -164,15 +165,7 @@ def _time_text(seconds: Mapping[str, float] | None) -> str:
     long = {phase: time for phase, time in (seconds or {}).items() if not time < 0.05}
     if not long:
         return ""
-    return "time: " + ", ".join(f"{phase} {_duration(time)}" for phase, time in long.items())
-
-
-def _duration(seconds: float) -> str:
-    if not np.isfinite(seconds):
-        return "n/a"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return "time: " + ", ".join(f"{phase} {duration(time)}" for phase, time in long.items())
 
 
 def _flags(result: CVResult) -> list[str]:
@@ -180,7 +173,7 @@ def _flags(result: CVResult) -> list[str]:
     count, advice = flags(result)
     if not advice:
         return ["all folds fine"]
-    lines = [f"{count} of {_count(result.folds.sizes['fold'], 'fold')} flagged:"]
+    lines = [f"{count} of {counted(result.folds.sizes['fold'], 'fold')} flagged:"]
     for line in advice:
         lines += _wrap(f"- {line}")
     return lines
@@ -195,7 +188,7 @@ def _paired_over(comparison: Comparison) -> str:
     folds = _folds(used, comparison.scheme_folds)
     if comparison.unit == "fold":
         return folds
-    rows = _count(len(comparison.units), comparison.unit)
+    rows = counted(len(comparison.units), comparison.unit)
     return f"{rows} of {folds}" if used < comparison.scheme_folds else rows
 
 
@@ -216,7 +209,7 @@ def _no_verdict(comparison: Comparison) -> str:
     where = "; ".join(f"{_listed(names)} in {model}" for model, names in comparison.missing.items())
     verb = "has" if comparison.left_out == 1 else "have"
     return (
-        f"No verdict: {comparison.left_out} of {_count(comparison.folds.sizes['fold'], 'fold')} "
+        f"No verdict: {comparison.left_out} of {counted(comparison.folds.sizes['fold'], 'fold')} "
         f"{verb} no finite score ({where}), and a fold fails most easily where a model predicts "
         "badly. Print that model's result for what to do about these folds, and compare again."
     )
@@ -321,13 +314,9 @@ def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
 def _folds(held: int, total: int) -> str:
     """How many folds, and of how many where some of their scheme are missing."""
-    return _count(held, "fold") if held == total else f"{held} of {_count(total, 'fold')}"
+    return counted(held, "fold") if held == total else f"{held} of {counted(total, 'fold')}"
 
 
 def _listed(values: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,17 +13,13 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from foldwise.models.evaluate import gradients, rows_at
+from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
-from foldwise.sampling.improper import improper_direction
 from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
-from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
-from foldwise.sampling.pooled import MOST_ROWS, Chains, Draws, draw_pooled, suits
-from foldwise.sampling.starts import far_apart, lost_chains, starting_points
+from foldwise.sampling.pooled import MOST_ROWS, Chains, Draws
 from foldwise.scores.diagnostics import DIVERGENT_LIMIT, by_parameter
-from foldwise.support.checks import check_count, resolve_seed
-from foldwise.support.progress import Progress
-from foldwise.support.runtime import import_meanwhile, precision_context
+from foldwise.support.runtime import precision_context
+from foldwise.support.seeds import Stream, generator
 
 # Vehtari et al. (2021): chains of one posterior should agree this well.
 RHAT_LIMIT = 1.01
@@ -37,15 +32,11 @@ CHANCE = 1e-4
 CHECK_CHAINS, CHECK_DRAWS, _COMPARED = 100, 25, 1000
 
 
-# Times the draws asked for that a fit goes on for by itself, a power of 2.
-LONGEST = 8
 # R-hat of ranks from which on chains are in different places, not slow: four chains of which one
 # is alone in its place have 1.5.
 HOPELESS_RHAT = 1.4
 # R-hat at which no two chains agree: nothing can be learned from such draws.
 FAILED_RHAT = 2.0
-# Draws of each chain that tell how high its log density is.
-_LEVEL_DRAWS = 50
 
 
 class FitError(RuntimeError):
@@ -186,7 +177,7 @@ class Fit:
                 f"{self.positions.shape[-1]} parameters and the model {model.dimension}; "
                 "pass fit=foldwise.fit(model), or leave fit out"
             )
-        now = _fingerprint(model, self.positions[0, 0])
+        now = fingerprint_of(model, self.positions[0, 0])
         if not np.allclose(now, self.fingerprint, rtol=1e-4, atol=1e-4):
             raise ValueError(
                 "the fit must be of the model that is cross-validated, but at the fit's first "
@@ -196,6 +187,11 @@ class Fit:
             )
 
     @property
+    def made_elsewhere(self) -> bool:
+        """Whether the draws were made by another package."""
+        return self.gradients == 0
+
+    @property
     def settled(self) -> bool:
         """Whether folds that start from these draws may be called fine.
 
@@ -203,11 +199,11 @@ class Fit:
         200 divergent, and no place missed that chains from other starts have found. A parameter
         that never changes has no R-hat, and is not settled.
         """
-        return _settled(self) and not self.missed
+        return is_settled(self) and not self.missed
 
     def problems(self) -> list[str]:
         """What is wrong with the fit, in plain words; empty when it is fine."""
-        found, rhat = [], _largest(self.rhat)
+        found, rhat = [], largest(self.rhat)
         if not rhat <= RHAT_LIMIT:
             apart = ": chains from different starts disagree: several modes?"
             found.append(
@@ -232,9 +228,9 @@ class Fit:
                 "a chain did not move in one of its parameters: look at the scale of the "
                 "parameters, at init, and for densities that are not finite"
             )
-        if _largest(self.rhat) > FAILED_RHAT:
+        if largest(self.rhat) > FAILED_RHAT:
             return (
-                f"R-hat is {_largest(self.rhat):.2f}, so that no two chains agree: the posterior "
+                f"R-hat is {largest(self.rhat):.2f}, so that no two chains agree: the posterior "
                 "is improper or nearly so, parameters cannot be told apart by the data, or there "
                 "are many modes; give proper priors and fix what is not identified"
             )
@@ -252,13 +248,13 @@ class Fit:
         return (
             f"Fit of {self.name or 'model'}: {chains} chains x {draws} draws, {d} parameters, "
             f"{self.seconds:.1f} s\n"
-            f"  R-hat max {_largest(self.rhat):.3f}, ESS min {np.nanmin(self.ess):.0f}, "
+            f"  R-hat max {largest(self.rhat):.3f}, ESS min {np.nanmin(self.ess):.0f}, "
             f"{self.divergences} divergences, seed {self.seed}"
             + (f"\n  check the model first: {'; '.join(found)}" if found else "")
         )
 
 
-def _largest(rhat: Float[np.ndarray, " d"]) -> float:
+def largest(rhat: Float[np.ndarray, " d"]) -> float:
     """Largest R-hat; infinite where a parameter never moves."""
     return float(np.nan_to_num(rhat, nan=np.inf).max())
 
@@ -316,7 +312,7 @@ def _fit_from_draws(model: Model, draws: dict[str, np.ndarray], divergences: int
     digest = hashlib.blake2b(positions.tobytes(), digest_size=7).digest()
     result = Fit(
         positions,
-        _fingerprint(model, positions[0, 0]),
+        fingerprint_of(model, positions[0, 0]),
         np.full(chains, np.nan),
         divergences,
         int.from_bytes(digest, "big"),  # the same draws have the same seed
@@ -382,7 +378,7 @@ def _chains_from(
     model: Model, fit: Fit, seed: int
 ) -> tuple[Float[np.ndarray, "chain 1 d"], Float[np.ndarray, "chain draw d"]]:
     """Where chains start, at some of the fit's draws, and what they draw from the posterior."""
-    rng = np.random.default_rng([seed, 10])
+    rng = generator(seed, Stream.CHECK)
     chains = CHECK_CHAINS if model.n_obs <= MOST_ROWS else CHECK_CHAINS // 3
     start = fit.flat[rng.choice(len(fit.flat), chains, replace=False)]
     run = Chains(model, start, rng, fit.covariance)
@@ -437,216 +433,22 @@ def _parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return {str(name): tuple(np.shape(part)) for name, part in shapes.items()}
 
 
-def fit(
-    model: Model,
-    chains: int = 4,
-    draws: int = 1000,
-    warmup: int = 1000,
-    seed: int | None = None,
-    progress: bool = True,
-) -> Fit:
-    """Draw from the posterior of ``model`` given all rows.
-
-    NUTS with Stan's window adaptation, its metric dense up to 20 parameters, diagonal beyond, from
-    starts all over the prior. While R-hat is over 1.01 or an ESS below 400 the chains go on, up to
-    8 times the draws asked for, of which as many are kept. Warns when that is not enough, or
-    transitions diverge: cross-validation inherits the fit's problems. Raises ``FitError`` where
-    the posterior is improper.
-
-    Parameters
-    ----------
-    model
-        What to fit.
-    chains
-        Number of chains.
-    draws
-        Draws kept from each chain; more where these are fewer than 800 in all and not enough.
-    warmup
-        Adaptation iterations before them.
-    seed
-        Whole number; None draws one, which the result records.
-    progress
-        Whether to show a progress bar.
-    """
-    check_count("chains", chains, 2)
-    check_count("draws", draws, 100)
-    check_count("warmup", warmup, 100)
-    model.check()
-    import_meanwhile("arviz_stats.base", "xarray")
-    seed, began = resolve_seed(seed), time.perf_counter()
-    with Progress(progress) as bar:
-        starts, spent = starting_points(model, chains, seed)
-        run = draw_nuts(model, starts, draws, warmup, seed, bar)
-    result = _made(model, run, seed, began, spent)
-    _refuse_improper(model, result)
-    result.warn(stacklevel=3)
-    return result
-
-
-def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
-    """The fit of a checked model that cross-validation starts from, 4,000 draws.
-
-    Small models are tried with many short chains first, which compile in no time. Where these do
-    not converge NUTS is next, from where the short chains that are farthest apart have come to.
-    """
-    began, spent, starts, ends = time.perf_counter(), 0, None, None
-    with Progress(progress) as bar:
-        for run in draw_pooled(model, seed, bar) if suits(model) else ():
-            result = _made(model, run, seed, began)
-            stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0
-            spent, starts = run.gradients, None if stuck else far_apart(run.ends, 4)
-            if not stuck and not run.apart and not result.problems():
-                return result
-            _refuse_improper(model, result)
-            ends = run.ends
-        if starts is None:
-            starts, more = starting_points(model, 4, seed)
-            spent += more
-        run = draw_nuts(model, starts, 1000, 1000, seed, bar)
-        result = _made(model, run, seed, began, spent, ends)
-    if not suits(model):
-        _refuse_improper(model, result)
-    result.warn(stacklevel=4)  # the caller of cross_validate
-    return result
-
-
-def _missed(ends: Float[np.ndarray, "chain draw d"], flat: Float[np.ndarray, "draw d"]) -> int:
-    """How many chains have their mean outside the range of the draws, in some parameter.
-
-    NUTS may leave a mode during warm-up and never come back: its chains then agree, but not with
-    those that are still there.
-    """
-    means = ends.mean(axis=1)
-    outside = (means < flat.min(axis=0)) | (means > flat.max(axis=0))
-    return int(outside.any(axis=1).sum())
-
-
-def draw_nuts(
-    model: Model,
-    starts: Float[np.ndarray, "chain d"],
-    draws: int,
-    warmup: int,
-    seed: int,
-    bar: Progress,
-) -> Draws:
-    """Draws by NUTS, which goes on by itself until they are settled, or ``LONGEST`` times as long.
-
-    Each round doubles the length, with finer steps where transitions diverge. Where all draws are
-    not settled but those of the second half are, the first half was warm-up. What is kept is
-    thinned to the ``draws`` asked for, or to what can be ``ESS_LIMIT`` effective draws.
-    """
-    run, size = Nuts(model, seed, starts, bar), max(draws, -(-2 * ESS_LIMIT // len(starts)))
-    run.warm_up(warmup)
-    run.draw(draws if not run.collapsed else 100)
-    while True:
-        halves = [0, run.drawn // 2] if run.drawn > draws else [0]
-        best = min((_kept(run, first, size) for first in halves), key=_disorder)
-        rhat, ess = _largest(best.rhat), float(np.nan_to_num(best.ess).min())
-        # what the first round, with a new metric, has not brought together stays apart
-        hopeless = run.collapsed or (run.drawn > draws and rhat > HOPELESS_RHAT)
-        if _settled(best) or hopeless or run.drawn >= LONGEST * draws:
-            return best
-        caution = run.caution + (_divergent_share(best) > DIVERGENT_LIMIT)
-        if rhat > RHAT_LIMIT or ess < ESS_LIMIT / 2:
-            run.retune(*_learned(model, run), caution)
-        elif caution > run.caution:  # else as many draws again will do
-            run.retune(None, run.positions[:, -1], caution)
-        run.draw(run.drawn)
-
-
-def _kept(run: Nuts, first: int, size: int) -> Draws:
-    """The draws from ``first`` on, thinned to about ``size`` of each chain."""
-    thin = max(1, (run.drawn - first) // size)
-    divergences = int(run.divergent[:, first:].sum())
-    return Draws(run.positions[:, first::thin], run.step_size, divergences, run.gradients, thin)
-
-
-def _settled(run: Draws | Fit) -> bool:
+def is_settled(run: Draws | Fit) -> bool:
     """Whether R-hat, ESS and divergences are what they should be; not where one has no R-hat."""
     return bool(
-        _largest(run.rhat) <= RHAT_LIMIT
+        largest(run.rhat) <= RHAT_LIMIT
         and np.min(run.ess) >= ESS_LIMIT
-        and _divergent_share(run) <= DIVERGENT_LIMIT
+        and divergent_share(run) <= DIVERGENT_LIMIT
     )
 
 
-def _disorder(run: Draws) -> tuple[bool, float]:
-    """Settled draws first, the more of them the better; then by R-hat."""
-    return (False, -float(run.thin)) if _settled(run) else (True, _largest(run.rhat))
-
-
-def _divergent_share(run: Draws | Fit) -> float:
+def divergent_share(run: Draws | Fit) -> float:
     """Share of transitions that diverged."""
     chains, draws = run.positions.shape[:2]
     return run.divergences / (run.thin * chains * draws)
 
 
-def _learned(
-    model: Model, run: Nuts
-) -> tuple[Float[np.ndarray, "d d"] | None, Float[np.ndarray, "chain d"]]:
-    """A metric from the draws at hand, and where chains go on: those that are lost, elsewhere."""
-    late = run.positions[:, run.drawn // 2 :]
-    some = late[:, np.linspace(0, late.shape[1] - 1, _LEVEL_DRAWS).astype(int)]
-    level = gradients(model, some.reshape(-1, model.dimension)).log_density
-    lost = lost_chains(some, level.reshape(some.shape[:2]))
-    found, starts = np.flatnonzero(~lost), late[:, -1].copy()
-    # a draw of its own for each, from the middle of the others' draws on
-    starts[lost] = late[np.resize(found, lost.sum()), -1 - np.arange(1, lost.sum() + 1) * 10]
-    if not DENSE_WINDOWS < model.dimension <= DENSE_DIMENSION:
-        return None, starts  # few parameters have had a dense metric from the windows
-    kept = run.positions[found]
-    effective = max(float(np.median(by_parameter("ess", kept))), 10.0)
-    return shrunk_covariance(kept.reshape(-1, model.dimension), effective), starts
-
-
-def _refuse_improper(model: Model, fit: Fit) -> None:
-    """Raise where the fit is in trouble because there is no posterior."""
-    if fit.settled:
-        return
-    starts, _ = starting_points(model, 2 * model.dimension + 2, fit.seed)
-    direction = improper_direction(model, fit.positions, starts)
-    if direction is None:
-        return
-    names = ", ".join(str(k) for k in np.flatnonzero(np.abs(direction) > 1e-3)[:5])
-    raise FitError(
-        f"the full-data posterior{model.label} is improper: no answer exists. Its density does not "
-        f"fall along a direction of the unconstrained parameters {names} (counted from 0), up to a "
-        "billion times their scale away; give these parameters a proper prior, or leave out what "
-        "the data do not tell apart"
-    )
-
-
-def _made(
-    model: Model,
-    run: Draws,
-    seed: int,
-    began: float,
-    spent: int = 0,
-    ends: Float[np.ndarray, "chain draw d"] | None = None,
-) -> Fit:
-    """The fit of what was drawn; ``spent`` gradients before, ``ends`` those of an earlier try."""
-    if not np.isfinite(run.positions).all():
-        raise FitError(
-            "the full-data fit gave draws that are not finite; check the model's log density "
-            "for overflow, and its init"
-        )
-    result = Fit(
-        run.positions,
-        _fingerprint(model, run.positions[0, 0]),
-        run.step_size,
-        run.divergences,
-        seed,
-        time.perf_counter() - began,
-        model.name,
-        run.gradients + spent,
-        run.thin,
-        run.piece,
-        0 if ends is None else _missed(ends, run.positions.reshape(-1, model.dimension)),
-    )
-    vars(result).update(rhat=run.rhat, ess=run.ess)  # known already, and slow to find
-    return result
-
-
-def _fingerprint(model: Model, flat: Float[np.ndarray, " d"]) -> tuple[float, float]:
+def fingerprint_of(model: Model, flat: Float[np.ndarray, " d"]) -> tuple[float, float]:
+    """Log prior and summed log likelihood at a position: another model has others."""
     prior, rows = next(rows_at(model, flat[None]))
     return float(prior[0]), float(rows[0].sum())

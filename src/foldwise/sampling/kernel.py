@@ -51,6 +51,19 @@ class ChainState(NamedTuple):
     step_size: StepSize
 
 
+class Moment(NamedTuple):
+    """Where in warm-up an iteration is.
+
+    ``adapted`` iterations have tuned the step size so far, towards the acceptance ``target``;
+    ``adapting``: this one does too. With ``refresh`` no chain moves.
+    """
+
+    adapted: Int[Any, ""]
+    adapting: Bool[Any, ""]
+    target: Float[Any, " fold"]
+    refresh: Bool[Any, ""]
+
+
 class StepInfo(NamedTuple):
     """What diagnostics want from one iteration."""
 
@@ -68,10 +81,7 @@ def hmc_step(
     keys: UInt32[Array, "fold chain 2"],
     counter: Int[Array, " fold"],
     n_steps: Int[Array, " fold"],
-    adapted: Int[Array, ""],
-    adapting: Bool[Array, ""],
-    target: Float[Array, " fold"],
-    refresh: Bool[Array, ""],
+    moment: Moment,
     density: Density,
     metric: Metric,
 ) -> tuple[ChainState, StepInfo]:
@@ -83,6 +93,7 @@ def hmc_step(
     position, so that a program needs the compiled density only once and a saved state is no more
     than positions and step sizes.
     """
+    adapted, adapting, target, refresh = moment
     noise, log_uniform = _randomness(keys, counter, noise_size(metric))
     log_step = jnp.where(adapting, state.step_size.log_step, state.step_size.log_step_average)
     step = jnp.where(refresh, 0.0, jnp.exp(log_step))
@@ -135,8 +146,9 @@ def _randomness(
 
     bits = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))(keys, counter)[..., : size + 1]
     # 32 bits reach 6.3 standard deviations; rounding must not reach an infinite normal
-    edge = 1.0 - jnp.finfo(float).eps
-    symmetric = jnp.clip((bits.astype(float) + 0.5) * 2.0**-31 - 1.0, -edge, edge)
+    numbers = bits.astype(float)  # of the precision in use
+    edge = 1.0 - jnp.finfo(numbers.dtype).eps
+    symmetric = jnp.clip((numbers + 0.5) * 2.0**-31 - 1.0, -edge, edge)
     noise = jnp.sqrt(2.0) * jax.lax.erf_inv(symmetric[..., :-1])
     return noise, jnp.log(0.5 * (1.0 + symmetric[..., -1]))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -69,6 +70,44 @@ class SharedMetric(NamedTuple):
 
 
 Metric = FoldMetric | SharedMetric
+
+
+class MetricShape(NamedTuple):
+    """What a program must know of a metric: whether each fold has a matrix of its own.
+
+    Else the number of local coordinates that are listed for each fold, and of the directions of the
+    shared metric.
+    """
+
+    own: bool
+    local: int = 0
+    directions: int = 0
+
+    @classmethod
+    def of(cls, metric: Metric) -> MetricShape:
+        """That of ``metric``."""
+        if isinstance(metric, FoldMetric):
+            return cls(True)
+        return cls(False, metric.folds.listed.shape[1], len(metric.stretch))
+
+    def by_fold(self, folds: int, d: int, precision: str) -> FoldMetric | LocalCoordinates:
+        """Shapes and types of what each fold has."""
+        if self.own:
+            matrix = jax.ShapeDtypeStruct((folds, d, d), precision)
+            return FoldMetric(matrix, matrix)
+        return LocalCoordinates(
+            jax.ShapeDtypeStruct((folds, d), bool),
+            jax.ShapeDtypeStruct((folds, d), precision),
+            jax.ShapeDtypeStruct((folds, self.local), np.int32),
+            jax.ShapeDtypeStruct((folds, d, self.local), precision),
+        )
+
+    def shared(self, d: int, precision: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and types of what all folds share."""
+        if self.own:
+            return ()
+        shapes = ((d,), (d, self.directions), (self.directions,))
+        return tuple(jax.ShapeDtypeStruct(shape, precision) for shape in shapes)
 
 
 def velocity(metric: Metric, p: Float[Array, "fold chain d"]) -> Float[Array, "fold chain d"]:

@@ -17,6 +17,7 @@ from foldwise.models.evaluate import gradients, masked_log_density
 from foldwise.models.model import Model
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import compiled, lanes, precision_context
+from foldwise.support.seeds import Stream, words
 
 _SEGMENT = 100
 # A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
@@ -158,7 +159,7 @@ class Nuts:
         def segment(states: Any, schedule: Any) -> Any:
             return _nuts_segment(model, states, schedule)
 
-        return compiled(model, segment, self._states, schedule)
+        return compiled(model, "nuts", segment, self._states, schedule)
 
     def _schedule(self, table: np.ndarray, adapting: bool) -> _Schedule:
         part = np.zeros((_SEGMENT, 2), int)
@@ -197,8 +198,8 @@ def _first_states(
 
     step, mass = _adaptation(model)
     chains = len(position)
-    words = [np.random.SeedSequence([seed, 7, k]).generate_state(4)[2:] for k in range(chains)]
-    keys = np.stack(words).astype(np.uint32)
+    moves = [words(seed, Stream.FIT_CHAINS, k, count=4)[2:] for k in range(chains)]
+    keys = np.stack(moves).astype(np.uint32)
     with precision_context("float64"):
         # BlackJAX starts from weakly typed numbers; a state that is saved and restored is not
         typed = jax.jit(

@@ -27,6 +27,7 @@ from foldwise.sampling.metric import shrunk_covariance
 from foldwise.sampling.starts import lost_chains, starting_points
 from foldwise.scores.diagnostics import by_parameter
 from foldwise.support.progress import Progress
+from foldwise.support.seeds import Stream, generator
 
 STARTS, COPIES, GROUPS, DRAWS = 20, 5, 4, 40
 # Iterations after which the metric is learned anew, those of a second and third try, and those in
@@ -80,7 +81,7 @@ def suits(model: Model) -> bool:
 def draw_pooled(model: Model, seed: int, bar: Progress) -> Iterator[Draws]:
     """Tries, each after a longer warm-up."""
     starts, spent = starting_points(model, STARTS, seed)
-    chains = Chains(model, np.repeat(starts, COPIES, axis=0), np.random.default_rng([seed, 8]))
+    chains = Chains(model, np.repeat(starts, COPIES, axis=0), generator(seed, Stream.SHORT_CHAINS))
     chains.gradients += spent
     for windows in (WINDOWS, *MORE_WINDOWS):
         bar.start(f"full-data fit{model.label}", sum(windows) + LAST_WINDOW + DRAWS)

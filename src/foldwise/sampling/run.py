@@ -16,12 +16,16 @@ from foldwise.sampling.blocks import (
     Segment,
 )
 from foldwise.sampling.fit import Fit
+from foldwise.sampling.metric import MetricShape
+from foldwise.sampling.program import FoldProgram, block_size
 from foldwise.sampling.tuning import (
+    WATCHED,
     Locals,
 )
 from foldwise.scores.diagnostics import DIVERGENT_LIMIT
 from foldwise.scores.estimate import estimate
 from foldwise.scores.evidence import Evidence
+from foldwise.scores.needs import Emit
 from foldwise.scores.recording import make_room, record
 from foldwise.scores.rungs import LEAST_OVERLAP
 
@@ -143,3 +147,28 @@ class Run:
             counts[members] = 0
         self.tries[members] += 1
         return members
+
+
+def fold_program(
+    model: Model,
+    folds: Folds,
+    settings: Settings,
+    emit: Emit,
+    metric: MetricShape,
+    together: int = 1,
+) -> FoldProgram:
+    """The program of the folds of ``together`` such models, which fill blocks side by side."""
+    bridged = settings.estimator != "mean" and bool(
+        ((folds.partner >= 0) & (folds.partner < len(folds))).any()
+    )
+    return FoldProgram(
+        model,
+        emit,
+        block_size(model.n_obs, together * len(folds), settings.chains),
+        settings.chains,
+        2 if bridged else 1,
+        int(folds.n_test.max()),
+        min(model.dimension, WATCHED),
+        metric,
+        settings.precision,
+    )

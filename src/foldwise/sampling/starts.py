@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from foldwise.models.evaluate import gradients
 from foldwise.models.model import Model
 from foldwise.support.runtime import precision_context
+from foldwise.support.seeds import Stream, generator, words
 
 # Starts are uniform in this many prior sds on either side, as Stan's are in its coordinates, and
 # every other pair of them in ``_WIDER`` times as many: the prior's curvature at ``init`` may be
@@ -38,9 +39,9 @@ def starting_points(
     are spread over the prior, in pairs on opposite sides of its centre, brought uphill until
     they are as high as ``init``, and nearer to it where they cannot be.
     """
-    words = [np.random.SeedSequence([seed, 7, k]).generate_state(2) for k in range(count)]
+    of_starts = [words(seed, Stream.FIT_CHAINS, k, count=4)[:2] for k in range(count)]
     with precision_context("float64"):
-        keys = [jax.random.wrap_key_data(key) for key in np.stack(words).astype(np.uint32)]
+        keys = [jax.random.wrap_key_data(key) for key in np.stack(of_starts).astype(np.uint32)]
         near = np.stack([np.asarray(model.initial(key), float) for key in keys])
         init = np.asarray(model.flatten(model._template), float)
     if callable(model.init):
@@ -49,7 +50,7 @@ def starting_points(
     level = float(gradients(model, init[None]).log_density[0])
     lowest = level - _MOST_LOST * (model.n_obs + model.dimension)
     centre, scale = _prior_range(model, init)
-    side = np.random.default_rng([seed, 9]).uniform(-_REACH, _REACH, (count, model.dimension))
+    side = generator(seed, Stream.SPREAD).uniform(-_REACH, _REACH, (count, model.dimension))
     starts[far] = (
         centre + scale * np.stack([side, -side], axis=1).reshape(2 * count, -1)[: len(far)]
     )

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import gradients, masked_log_density, rows_at
 from foldwise.models.model import Model
-from foldwise.sampling.blocks import Refine
+from foldwise.sampling.blocks import Pilots, Tuning
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import (
     DENSE_DIMENSION,
@@ -29,6 +29,7 @@ from foldwise.sampling.metric import (
 from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.scores.evidence import FullData
 from foldwise.support.runtime import compiled, lanes
+from foldwise.support.seeds import Stream, generator
 from foldwise.support.special import logsumexp
 
 # Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
@@ -113,7 +114,7 @@ def start_positions(
         log_weight = -np.where(np.isfinite(log_density), log_density, np.inf)
         log_weight -= logsumexp(log_weight)
         log_weight = np.maximum(np.minimum(log_weight, -np.log(5 * chains)), -700.0)
-        rng = np.random.default_rng([seed, 4, int(number), rung])
+        rng = generator(seed, Stream.STARTS, int(number), rung)
         ranked = log_weight + rng.gumbel(size=len(log_weight))
         chosen[k] = np.argpartition(-ranked, chains)[:chains]
     return positions[chosen]
@@ -146,7 +147,7 @@ def pilot_positions(
     full: FullData, pilots: int, chains: int, seed: int
 ) -> Float[np.ndarray, "pilot chain d"]:
     """Full-data draws for the pilots."""
-    rng = np.random.default_rng([seed, 2])
+    rng = generator(seed, Stream.PILOTS)
     return full.positions[rng.choice(len(full.positions), (pilots, chains))]
 
 
@@ -166,14 +167,15 @@ class Locals:
     improper: Bool[np.ndarray, " fold"]
 
 
-def first_metrics(
+def first_tuning(
     model: Model,
     folds: Folds,
     fit: Fit,
     found: Locals,
     start: Float[np.ndarray, "fold chain d"],
-    pilots: int,
-) -> tuple[Metric, Metric, Refine | None, Bool[np.ndarray, " fold"]]:
+    pilots: Float[np.ndarray, "pilot chain d"],
+    watched: Int[np.ndarray, "fold direction"],
+) -> Tuning:
     """Metric of every fold, that of the full data for the pilots, how to refine the first, where.
 
     Folds far from the full data get theirs from where their chains are, refined during warm-up.
@@ -181,9 +183,10 @@ def first_metrics(
     S, far = fit.covariance, _far(folds) | found.tied
     if not (fold_metrics_fit(model, folds) or (far.any() and _matrices_fit(model, folds))):
         shared = shared_metric(S, found.local, found.curvature)
-        return shared, nothing_local(shared, pilots), None, np.zeros(len(folds), bool)
+        theirs = Pilots(nothing_local(shared, len(pilots)), pilots)
+        return Tuning(shared, None, np.zeros(len(folds), bool), watched, theirs)
     own = near_metric(S, found.local, np.broadcast_to(found.curvature, found.local.shape))
-    nothing = np.zeros((pilots, model.dimension), bool)
+    nothing = np.zeros((len(pilots), model.dimension), bool)
     full = near_metric(S, nothing, np.ones(nothing.shape))
 
     def refine(
@@ -194,7 +197,7 @@ def first_metrics(
     if far.any():
         for part, new in zip(own, refine(np.flatnonzero(far), start[far]), strict=True):
             part[far] = new
-    return own, full, refine, far
+    return Tuning(own, refine, far, watched, Pilots(full, pilots))
 
 
 def rung_metric(
@@ -247,7 +250,7 @@ def curvatures(
     for first in range(0, len(positions), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(positions)))
         sharded = (folds.train_mask(members), positions[members])
-        found.append(_batched(model, _curvature(model), sharded, ()))
+        found.append(_batched(model, sharded))
     curvature = np.concatenate(found)
     curvature = 0.5 * (curvature + np.swapaxes(curvature, 1, 2))
     finite = np.isfinite(curvature).all(axis=(1, 2))
@@ -362,9 +365,11 @@ def _prior_curvature(model: Model, fit: Fit) -> Float[np.ndarray, " d"]:
         return np.where(np.abs(change) > noise, change / (2.0 * spread), 0.0)
 
 
-def _batched(model: Model, function: Any, sharded: Any, shared: Any) -> np.ndarray:
-    """``function`` of up to ``_AT_ONCE`` folds, padded so that one program serves all calls."""
-    count = len(jax.tree.leaves(sharded)[0])
+def _batched(model: Model, folds: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Curvatures of up to ``_AT_ONCE`` folds, padded so that one program serves all calls."""
+    count = len(folds[0])
     size = -(-_AT_ONCE // lanes()) * lanes()
-    padded = jax.tree.map(lambda a: np.resize(a, (size, *a.shape[1:])), sharded)
-    return compiled(model, function, padded, shared)(padded, shared)[:count]
+    padded = jax.tree.map(lambda a: np.resize(a, (size, *a.shape[1:])), folds)
+    program = compiled(model, "curvature", _curvature(model), padded, ())
+    found: np.ndarray = program(padded, ())[:count]
+    return found

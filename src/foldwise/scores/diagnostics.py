@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from foldwise.scores.sums import RunningSums, Watch
+from foldwise.support.seeds import Stream, generator
 
 SHUFFLE_BLOCKS = 5
 REPLICATES = 500
@@ -296,7 +298,7 @@ def _shuffled_maxima(
     """
     if not len(total):
         return np.full(REPLICATES, np.nan)
-    rng = np.random.default_rng([seed, 3])
+    rng = generator(seed, Stream.SHUFFLES)
     folds, chains, positions = total.shape
     per_fold = square.sum(axis=1)
     maxima = np.empty(REPLICATES)
@@ -345,53 +347,28 @@ def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.n
     return ((moves == 0) | constant).any(axis=1)
 
 
-def fold_status(
-    improper: np.ndarray,
-    not_finite: np.ndarray,
-    singular: np.ndarray,
-    flat: np.ndarray,
-    stranded: np.ndarray,
-    stuck: np.ndarray,
-    disagree: np.ndarray,
-    drifting: np.ndarray,
-    slow: np.ndarray,
-    divergent: np.ndarray,
-    partner: np.ndarray,
-    others: np.ndarray | bool,
-    unsettled: np.ndarray,
-    overlap: Float[np.ndarray, " fold"],
-    tail: Float[np.ndarray, " fold"],
-    bridged: np.ndarray,
-    ess: Float[np.ndarray, " fold"],
-    acceptance: Float[np.ndarray, " fold"],
-    fit: np.ndarray | bool,
-) -> np.ndarray:
+def fold_status(conditions: Mapping[str, np.ndarray]) -> np.ndarray:
     """Status of each fold: the worst of ``ADVICE`` that holds, or "fine".
 
-    ``partner``: whether the draws that a fold's bridge takes from another fold are in trouble;
-    ``others``: whether those of most folds of the run are; ``fit``: whether the full-data fit is.
+    ``conditions`` says of every kind of trouble which folds are in it.
     """
-    conditions = {
-        "improper": improper,
-        "not finite": not_finite,
-        "singular covariance": singular,
-        "no spread": flat,
-        "too far from its partner": stranded,
-        "stuck chain": stuck,
-        "chains disagree": disagree,
-        "not settled": drifting,
-        "too slow": slow,
-        "divergent": divergent,
-        "partner in trouble": bridged & partner,
-        "others in trouble": np.broadcast_to(others, acceptance.shape),
-        "rungs not settled": unsettled,
+    return np.select([conditions[name] for name in ADVICE], list(ADVICE), default="fine")
+
+
+def doubtful(
+    bridged: np.ndarray,
+    overlap: Float[np.ndarray, " fold"],
+    tail: Float[np.ndarray, " fold"],
+    ess: Float[np.ndarray, " fold"],
+    acceptance: Float[np.ndarray, " fold"],
+) -> dict[str, np.ndarray]:
+    """Kinds of trouble that follow from the numbers of a fold, and which folds are in it."""
+    return {
         "poor overlap": bridged & (overlap < OVERLAP_LIMIT),
         "heavy tail": ~bridged & (tail > PARETO_LIMIT),
         "few effective draws": ess < ESS_LIMIT,
         "low acceptance": acceptance < ACCEPTANCE_LIMIT,
-        "fit not settled": np.broadcast_to(fit, acceptance.shape),
     }
-    return np.select([conditions[name] for name in ADVICE], list(ADVICE), default="fine")
 
 
 def slow_limit(draws: int) -> float:

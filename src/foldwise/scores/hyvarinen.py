@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from foldwise.folds.ragged import concatenated_ranges
 from foldwise.models.evaluate import derivatives_at
 from foldwise.models.model import Model
 from foldwise.scores import logscore
@@ -28,7 +29,6 @@ from foldwise.scores.rule import (
     Sample,
 )
 from foldwise.scores.rungs import LEAST_OVERLAP
-from foldwise.scores.sums import concatenated_ranges
 from foldwise.scores.units import assembled, sample_of, unpadded
 from foldwise.support.special import expit, log_expit
 
@@ -131,7 +131,7 @@ def bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
     the partner's draws alone serve: v = 0 and w = 1.
     """
     folds, sums, full = evidence.folds, evidence.sums, evidence.full_curvature
-    score = rule.value
+    score, nothing = rule.value, Context(np.zeros(0), np.zeros(0, int), np.zeros(0))
     assert full is not None and score is not None
     own = sample_of(evidence, CURVATURE)
     partner = np.repeat(evidence.partner, folds.n_test)
@@ -156,12 +156,7 @@ def bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
         other[with_fold] = passed.mean
 
     def pooled(own_means: np.ndarray, other_means: np.ndarray) -> np.ndarray:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = own_means[..., 1:] / own_means[..., :1]
-        own_part = np.where(other_means[..., :1] > 0, other_means[..., :1] * ratio, 0.0)
-        average = own_part + other_means[..., 1:]
-        means = np.concatenate([np.ones_like(average[..., :1]), average], axis=-1)
-        return score(means, Context(np.zeros(0), np.zeros(0, int), np.zeros(0)))
+        return score(_pooled_means(own_means, other_means), nothing)
 
     mean = own.mean
     value = pooled(mean, other)
@@ -182,6 +177,15 @@ def bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
         return found
     # the score is of whole test sets, so its units are folds
     return replace(found, rows=None, row_variance=None)
+
+
+def _pooled_means(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """1, E[d] and E[d^2 + dd] from the means of the fold's draws and of its partner's."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = own[..., 1:] / own[..., :1]
+    own_part = np.where(other[..., :1] > 0, other[..., :1] * ratio, 0.0)
+    average = own_part + other[..., 1:]
+    return np.concatenate([np.ones_like(average[..., :1]), average], axis=-1)
 
 
 def _full_side(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
+from foldwise.folds.ragged import concatenated_ranges
 from foldwise.models.model import Model
 from foldwise.scores.evidence import (
     PASSED,
@@ -19,7 +20,7 @@ from foldwise.scores.rules import (
     BELOW,
     RULES,
 )
-from foldwise.scores.sums import BlockSums, concatenated_ranges
+from foldwise.scores.sums import BlockSums
 from foldwise.scores.units import drawn_of, unpadded
 
 

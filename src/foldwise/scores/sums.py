@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from foldwise.folds.ragged import concatenated_ranges
 from foldwise.support.special import expit, logsumexp
 
 BLOCKS = 64
@@ -368,15 +369,6 @@ class Watch:
         count = int(self.draws[0]) * self.total.shape[1]
         mean = self.total.sum(axis=(1, 2)) / count
         return np.maximum(self.square / count - mean**2, 0.0)
-
-
-def concatenated_ranges(
-    start: Int[np.ndarray, " fold1"], members: Int[np.ndarray, " member"]
-) -> Int[np.ndarray, " entry"]:
-    """start[k], ..., start[k + 1] - 1 for each of the members k, one after the other."""
-    counts = start[members + 1] - start[members]
-    ends = counts.cumsum()
-    return np.repeat(start[members] - (ends - counts), counts) + np.arange(counts.sum())
 
 
 def _merged_pairs(total: Float[np.ndarray, "unit chain block feature"]) -> np.ndarray:

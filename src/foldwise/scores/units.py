@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from jaxtyping import Float, Int
 
+from foldwise.folds.ragged import concatenated_ranges
 from foldwise.scores.diagnostics import batch_means_variance
 from foldwise.scores.evidence import (
     Estimate,
     Evidence,
+    FullCurvature,
     fold_variance,
 )
 from foldwise.scores.rule import (
@@ -16,7 +20,6 @@ from foldwise.scores.rule import (
     Drawn,
     Sample,
 )
-from foldwise.scores.sums import concatenated_ranges
 
 # Values of stored predictive draws that are worked on at once: about 32 MB an array.
 _CHUNK = 2**22
@@ -107,11 +110,7 @@ def assembled(
     if unit_weight is None:
         unit_weight = folds.test_weight if by_row else folds.fold_weight
     unit_weight = np.where(np.repeat(finite, sizes), unit_weight, 0.0)
-
-    def of_fold(blocks: np.ndarray, weight: np.ndarray | float = 1.0) -> np.ndarray:
-        blocks = np.where(np.isfinite(blocks), blocks, 0.0)
-        return np.add.reduceat(np.reshape(weight, (-1, 1, 1)) * blocks, start)
-
+    of_fold = partial(_of_fold, start)
     passed = np.zeros((k, *influence.shape[1:]))
     fold, other = np.arange(k), _other_fold(evidence)
     variance = evidence.variance_of(of_fold(influence))
@@ -124,23 +123,19 @@ def assembled(
     if from_full is not None and (evidence.partner == k).any():
         full = evidence.full_curvature
         assert full is not None
-        by_fold = of_fold(from_full, unit_weight)
+        total = of_fold(from_full, unit_weight).sum(axis=0)
         variance += batch_means_variance(of_fold(from_full), full.length, full.draws)
         row_variance += batch_means_variance(from_full, full.length, full.draws)
-        full_part = float(batch_means_variance(by_fold.sum(axis=0), full.length, full.draws))
-        shared = np.zeros((from_full.shape[1], full.draws))
-        whole = from_full.shape[2] * full.length
-        shared[:, :whole] = np.repeat(by_fold.sum(axis=0), full.length, axis=1)
-        shared = shared.ravel()
+        full_part = float(batch_means_variance(total, full.length, full.draws))
+        shared = _by_draw(total, full)
     nothing = np.full(k, np.nan)
     weighted = of_fold(influence, unit_weight)
     # weights are in the influences already; a fold whose score is left out still serves another
-    one = np.ones(k)
     return Estimate(
         name=name,
         score=score,
         variance=variance,
-        own_variance=fold_variance(evidence, one, weighted, passed),
+        own_variance=fold_variance(evidence, np.ones(k), weighted, passed),
         full_influence=shared,
         full_variance=full_part,
         spread=nothing,
@@ -153,6 +148,23 @@ def assembled(
         row_variance=row_variance if by_row else None,
         weighted=from_folds is not None,
     )
+
+
+def _of_fold(
+    start: Int[np.ndarray, " fold"], blocks: np.ndarray, weight: np.ndarray | float = 1.0
+) -> np.ndarray:
+    """Influences on the weighted sums of each fold's units, whose first are at ``start``."""
+    blocks = np.where(np.isfinite(blocks), blocks, 0.0)
+    return np.add.reduceat(np.reshape(weight, (-1, 1, 1)) * blocks, start)
+
+
+def _by_draw(
+    blocks: Float[np.ndarray, "chain block"], full: FullCurvature
+) -> Float[np.ndarray, " draw"]:
+    """Influences of blocks of full-data draws as those of each draw, chain after chain."""
+    found = np.zeros((len(blocks), full.draws))
+    found[:, : blocks.shape[1] * full.length] = np.repeat(blocks, full.length, axis=1)
+    return found.ravel()
 
 
 def _other_fold(evidence: Evidence) -> Int[np.ndarray, " fold"]:

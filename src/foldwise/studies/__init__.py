@@ -6,21 +6,18 @@ to all data, cross-validates it, compares the models and puts together what was 
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 import foldwise as fw
-from foldwise.results.text import LARGE_MCSE, SMALL_DIFFERENCE, WIDTH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from foldwise.results.text import LARGE_MCSE, SMALL_DIFFERENCE
+from foldwise.studies.outcome import Outcome
+from foldwise.studies.output import figures
+from foldwise.support.words import counted, duration
 
 STUDIES = {
     "toy": "simulated groups: does a fourth covariate predict new groups better?",
@@ -66,31 +63,6 @@ class Plan:
         return replace(self, draws=60, warmup=30, fit_draws=300, fit_warmup=300)
 
 
-@dataclass
-class Outcome:
-    """What a study found.
-
-    ``results`` are by model, "A" first; ``comparison`` is None for a single model; ``tables`` are
-    texts by title, beyond the results' own; ``figures`` make a figure each, by file stem.
-    """
-
-    name: str
-    results: dict[str, fw.CVResult]
-    comparison: fw.Comparison | None
-    conclusion: str
-    tables: dict[str, str]
-    figures: dict[str, Callable[[], Figure]]
-
-    def __str__(self) -> str:
-        parts = [str(result) for result in self.results.values()]
-        parts += [f"{title}\n{text}" for title, text in self.tables.items()]
-        if self.comparison is not None:
-            parts.append(str(self.comparison))
-        if self.conclusion:
-            parts.append(textwrap.fill(self.conclusion, WIDTH))
-        return "\n\n".join(parts)
-
-
 def run(name: str, options: Options = Options()) -> Outcome:  # noqa: B008, a frozen default
     """Run the study called ``name``."""
     if name not in STUDIES:
@@ -109,8 +81,6 @@ def conduct(
 
     ``aim`` completes the sentence "A predicts ... better than B".
     """
-    from foldwise.studies.output import figures  # which knows outcomes
-
     whole = len(folds)
     if options.quick:
         plan, folds = plan.quick(), folds[plan.quick_folds]
@@ -168,7 +138,7 @@ def conduct(
 def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None, aim: str) -> str:
     """One sentence: who predicts better, by how much, how sure, and whether to trust it."""
     flagged = sum(result.flagged.sizes["fold"] for result in results.values())
-    caveat = f", but {_count(flagged, 'fold')} flagged: see their status" if flagged else ""
+    caveat = f", but {_are(flagged, 'fold')} flagged: see their status" if flagged else ""
     if comparison is None:
         (result,) = results.values()
         count = result.folds.sizes["fold"]
@@ -179,7 +149,7 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
     if comparison.left_out:
         return (
             f"No verdict on which model predicts {aim} better: "
-            f"{_count(comparison.left_out, 'fold')} left out, as a score is not finite there."
+            f"{_are(comparison.left_out, 'fold')} left out, as a score is not finite there."
         )
     better, worse = comparison.table.index
     pair = comparison.pair(better, worse)
@@ -195,8 +165,8 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
     return f"{verdict} ahead of {worse} by {by}{caveat}."
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word} is" if number == 1 else f"{number} {word}s are"
+def _are(number: int, word: str) -> str:
+    return f"{counted(number, word)} {'is' if number == 1 else 'are'}"
 
 
 def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Plan) -> str:
@@ -245,17 +215,11 @@ def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Pl
     return "\n".join(
         [
             *text,
-            f"In all {_time(total)}. Refitting every fold as the full data were fitted would take "
-            f"about {_time(naive)}",
+            f"In all {duration(total)}. Refitting every fold as the full data were fitted would "
+            f"take about {duration(naive)}",
             "(an estimate: seconds of the full-data fit, compiling included, times folds).",
         ]
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 # ---------------------------------------------------------------- densities

@@ -25,7 +25,8 @@ import numpy as np
 from jaxtyping import Float
 
 import foldwise as fw
-from foldwise.studies import Options, Outcome, Plan, conduct, datasets, normal_log_density
+from foldwise import datasets
+from foldwise.studies import Options, Outcome, Plan, conduct, normal_log_density
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,11 +105,7 @@ def model(data: pd.DataFrame, span: int, lags: int, seasonal: bool, name: str) -
         rates = mean(q) + jnp.exp(q["log_sigma"]) * jax.random.normal(key, y.shape)
         return level * (1.0 + rates)
 
-    init = {
-        "logit_rho": np.zeros(lags),
-        "z": np.zeros(len(first)),
-        "log_sigma": np.log(0.1),
-    }
+    init = {"logit_rho": np.zeros(lags), "z": np.zeros(len(first)), "log_sigma": np.log(0.1)}
     return fw.Model(
         log_prior,
         None,
@@ -170,7 +167,7 @@ def _years(data: pd.DataFrame) -> Float[np.ndarray, " month"]:
 
 def plot_series(data: pd.DataFrame) -> Figure:
     """Outbound passengers by month."""
-    from foldwise.results.figures import styled_figure
+    from foldwise.results.axes import styled_figure
 
     with styled_figure() as figure:
         axes = figure.add_subplot()
@@ -184,7 +181,7 @@ SPANS = {"month-on-month": 1, "year-on-year": 12}
 
 def plot_growth(data: pd.DataFrame) -> Figure:
     """Both growth rates by month."""
-    from foldwise.results.figures import styled_figure
+    from foldwise.results.axes import styled_figure
 
     with styled_figure() as figure:
         panels = figure.subplots(2, 1, sharex=True)
@@ -207,7 +204,7 @@ def spectrum(
 
 def plot_spectrum(data: pd.DataFrame) -> Figure:
     """Power spectra of both growth rates: seasons are peaks at whole cycles a year."""
-    from foldwise.results.figures import styled_figure
+    from foldwise.results.axes import styled_figure
 
     with styled_figure() as figure:
         panels = figure.subplots(2, 1, sharex=True)

@@ -19,13 +19,16 @@ from copy import copy
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import foldwise as fw
 from foldwise import studies
 from foldwise.crossval import MEMORIES
 from foldwise.studies import output
 from foldwise.support.checks import resolve_seed
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # A fast look: just enough batches for a Monte Carlo error.
 QUICK = {"chains": 4, "draws": 50, "warmup": 30}
@@ -301,26 +304,43 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"foldwise {fw.__version__}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_demo(commands)
+    _add_study(commands)
+    _add_run(commands)
+    _add_show(commands)
+    _add_plot(commands)
+    return parser
 
-    def add(name: str, command: Any, about: str, epilog: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name,
-            help=about[0].lower() + about[1:],
-            description=f"{about}.",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        added.set_defaults(command=command, parser=added)
-        return added
 
-    demo = add(
+def _add(
+    commands: Commands, name: str, command: Callable[..., None], about: str, epilog: str
+) -> argparse.ArgumentParser:
+    """A command, its one line in the list of commands and its own help."""
+    added = commands.add_parser(
+        name,
+        help=about[0].lower() + about[1:],
+        description=f"{about}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    added.set_defaults(command=command, parser=added)
+    return added
+
+
+def _add_demo(commands: Commands) -> None:
+    demo = _add(
+        commands,
         "demo",
         _demo,
         "See it work: two models compared, in about a minute",
         "examples:\n  foldwise demo\n  foldwise demo --out demo_results",
     )
     _add_output(demo)
-    study = add(
+
+
+def _add_study(commands: Commands) -> None:
+    study = _add(
+        commands,
         "study",
         _study,
         "Run one of the paper's examples",
@@ -336,33 +356,49 @@ def _parser() -> argparse.ArgumentParser:
         help=f"which: {', '.join(studies.STUDIES)}",
     )
     study.add_argument("--list", action="store_true", help="say what the studies are, and stop")
-    own = add("run", _run, "Cross-validate and compare models of your own", _EXAMPLE_FILE)
-    own.add_argument("file", metavar="FILE.py", type=Path, help="defines models and folds")
     _add_sampling(study, "1")
+    _add_output(study)
+
+
+def _add_run(commands: Commands) -> None:
+    own = _add(
+        commands, "run", _run, "Cross-validate and compare models of your own", _EXAMPLE_FILE
+    )
+    own.add_argument("file", metavar="FILE.py", type=Path, help="defines models and folds")
     _add_sampling(own, "the file's, or a new one")
-    for command in (study, own):
-        _add_output(command)
-    show = add(
+    _add_output(own)
+
+
+def _add_show(commands: Commands) -> None:
+    show = _add(
+        commands,
         "show",
         _show,
         "Print results that were saved, and their comparison",
         "examples:\n  foldwise show results\n  foldwise show results/A.nc",
     )
-    plot = add(
+    _add_folder(show)
+
+
+def _add_plot(commands: Commands) -> None:
+    plot = _add(
+        commands,
         "plot",
         _plot,
         "Draw figures of results that were saved",
         "examples:\n  foldwise plot results\n  foldwise plot results --out figures",
     )
-    for command in (show, plot):
-        command.add_argument(
-            "folder",
-            metavar="DIR",
-            type=Path,
-            help="a folder that --out wrote, or one saved result (*.nc)",
-        )
+    _add_folder(plot)
     _add_out(plot, "folder for the PNG files; DIR/figures if left out")
-    return parser
+
+
+def _add_folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "folder",
+        metavar="DIR",
+        type=Path,
+        help="a folder that --out wrote, or one saved result (*.nc)",
+    )
 
 
 def _add_sampling(command: argparse.ArgumentParser, seed: str) -> None:

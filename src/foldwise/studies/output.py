@@ -11,10 +11,8 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
-import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +28,8 @@ from foldwise.results.compare import Comparison, compare
 from foldwise.results.files import load
 from foldwise.results.result import CVResult, flags
 from foldwise.scores.rules import LOG_SCORES, find_rule
-from foldwise.studies import Outcome
+from foldwise.studies.outcome import Outcome
+from foldwise.support.writer import beside, move_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -251,7 +250,7 @@ def new_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     """
     target = Path(path).expanduser().resolve()
     _check_target(target, overwrite)
-    partial_folder = target.with_name(f".{target.name}-{secrets.token_hex(8)}.partial")
+    partial_folder = beside(target)
     missing = [folder for folder in target.parents if not folder.exists()]
     try:
         partial_folder.mkdir(parents=True)
@@ -296,17 +295,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
 def _put_in_place(done: Path, target: Path, overwrite: bool) -> None:
     try:
         _check_target(target, overwrite)
-        if target.is_dir():
-            old = done.with_suffix(".old")
-            os.rename(target, old)
-            try:
-                os.rename(done, target)
-            except OSError:
-                os.rename(old, target)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.rename(done, target)
+        move_folder(done, target)
     except OSError as error:
         where = done if done.exists() else target
         raise OSError(f"{error}; what was found is in {where}") from error

@@ -19,15 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import foldwise as fw
-from foldwise.studies import (
-    Options,
-    Outcome,
-    Plan,
-    conduct,
-    datasets,
-    log_gamma_prior,
-    normal_log_density,
-)
+from foldwise import datasets
+from foldwise.studies import Options, Outcome, Plan, conduct, log_gamma_prior, normal_log_density
 
 if TYPE_CHECKING:
     import pandas as pd

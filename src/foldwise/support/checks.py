@@ -1,14 +1,33 @@
 """Checks of arguments that several modules share."""
 
+import operator
 import secrets
+from typing import Any
 
-import numpy as np
+
+class NotACount(TypeError, ValueError):
+    """What should be a whole number is none: wrong in kind, so whoever catches either is served."""
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    """Raise unless ``value`` is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+def is_integer(value: Any) -> bool:
+    """Whether ``value`` is a whole number by its type, which True and False are not."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """``value`` as an integer; raises unless it is a whole number of at least ``least``."""
+    must = f"{name} must be a whole number of at least {least}, got {value!r}"
+    if not is_integer(value):
+        raise NotACount(f"{must} ({type(value).__name__})")
+    if operator.index(value) < least:
+        raise ValueError(must)
+    return operator.index(value)
 
 
 def check_name(what: str, value: str, known: tuple[str, ...]) -> None:
@@ -22,7 +41,7 @@ def resolve_seed(seed: int | None) -> int:
     """The seed given, or a new one."""
     if seed is None:
         return secrets.randbits(32)
-    check_count("seed", seed, 0)
+    seed = check_count("seed", seed, 0)
     if seed >= 2**63:
         raise ValueError(f"seed must be below 2**63, got {seed}")
-    return int(seed)
+    return seed

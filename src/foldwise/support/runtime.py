@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import import_module
@@ -143,7 +143,8 @@ class Program:
         self.devices = jax.local_device_count()
         self.lanes = lanes()
         with precision_context(precision):
-            one_lane = _lane(sharded, 0, self.lanes)
+            sharded, shared = _shapes((sharded, shared))
+            one_lane = _shapes(sharded, self.lanes)
             if self.devices > 1:
                 lowered = jax.jit(_over_devices(function)).lower(sharded, shared)
             else:
@@ -191,51 +192,54 @@ class _OfMember:
         return self.program(sharded, (shared, self.selection))
 
 
+class Programs(dict[Any, Program]):
+    """Programs of a model, or of all members of a family; other processes compile their own."""
+
+    def __reduce__(self) -> Any:
+        return Programs, ()
+
+
 def compiled(
     owner: Any,
+    what: Hashable,
     function: Callable[[Any, Any], Any],
     sharded: Any,
     shared: Any,
     precision: str = "float64",
-    *variant: object,
 ) -> Program | _OfMember:
     """The program of ``function`` for arguments of these shapes, kept with the model it is of.
 
-    Two functions with the same name and ``variant`` must be the same function of ``owner``. The
-    members of a family share their programs, which take the selection as data.
+    ``what`` names the function: two of the same name must be the same function of ``owner``. The
+    arguments may be arrays or ``jax.ShapeDtypeStruct``. The members of a family share their
+    programs, which take the selection as data.
     """
+    programs = owner.__dict__.setdefault("_programs", Programs())
     selection = owner.__dict__.get("selection")
+
+    def of_selection(sharded: Any, both: tuple[Any, Any]) -> Any:
+        with owner.selected(both[1]):
+            return function(sharded, both[0])
+
     if selection is not None:
-        whole = function
-
-        def function_of_selection(sharded: Any, both: tuple[Any, Any]) -> Any:
-            with owner.selected(both[1]):
-                return whole(sharded, both[0])
-
-        function_of_selection.__qualname__ = whole.__qualname__
-        program = _cached(
-            owner, function_of_selection, sharded, (shared, selection), precision, variant
-        )
-        return _OfMember(program, selection)
-    return _cached(owner, function, sharded, shared, precision, variant)
-
-
-def _cached(
-    owner: Any,
-    function: Callable[[Any, Any], Any],
-    sharded: Any,
-    shared: Any,
-    precision: str,
-    variant: tuple[object, ...],
-) -> Program:
-    programs = owner.__dict__.setdefault("_programs", {})
-    leaves, tree = jax.tree.flatten((sharded, shared))
-    shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in leaves)
-    where = (jax.local_device_count(), lanes(), precision)
-    key = (function.__qualname__, variant, where, shapes, tree)
+        shared = (shared, selection)
+    leaves, tree = jax.tree.flatten(_shapes((sharded, shared)))
+    shapes = tuple((leaf.shape, leaf.dtype.str) for leaf in leaves)
+    key = (what, jax.local_device_count(), lanes(), precision, shapes, tree)
     if key not in programs:
-        programs[key] = Program(function, sharded, shared, precision)
-    return programs[key]
+        chosen = function if selection is None else of_selection
+        programs[key] = Program(chosen, sharded, shared, precision)
+    return programs[key] if selection is None else _OfMember(programs[key], selection)
+
+
+def _shapes(tree: Any, pieces: int = 1) -> Any:
+    """Shapes and types of arrays, of one of ``pieces`` of them along the first axis."""
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        array = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
+        first = (array.shape[0] // pieces, *array.shape[1:]) if pieces > 1 else array.shape
+        return jax.ShapeDtypeStruct(first, array.dtype)
+
+    return jax.tree.map(shape, tree)
 
 
 def _over_devices(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

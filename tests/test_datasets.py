@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from foldwise.studies import datasets
+from foldwise import datasets
 
 PUBLISHED = Path(os.environ.get("FOLDWISE_DATA", ""))
 needs_data = pytest.mark.skipif(

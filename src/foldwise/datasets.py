@@ -24,7 +24,6 @@ import hashlib
 import io
 import json
 import os
-import secrets
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foldwise.support.runtime import cache_dir
+from foldwise.support.writer import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,14 +149,10 @@ def _sha256(content: bytes) -> str:
 
 def _keep(content: bytes, target: Path) -> None:
     """Write to the cache, whole or not at all; a cache that cannot be written is no failure."""
-    partial = target.with_name(f".{target.name}-{secrets.token_hex(8)}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with whole_file(target) as partial:
             partial.write_bytes(content)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         warnings.warn(f"{target} could not be kept in the cache ({error})", stacklevel=4)
 

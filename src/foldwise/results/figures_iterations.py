@@ -1,0 +1,222 @@
+"""Figures against iterations: how the estimate, its errors and the verdict settle."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+
+from foldwise.results.axes import (
+    BLUE,
+    GREY,
+    RED,
+    SKY,
+    end_labels,
+    iterations_axis,
+    lengths_up_to,
+    plain_log,
+    styled_figure,
+    title,
+    zero_if_near,
+)
+from foldwise.results.captions import (
+    direction_of,
+    error_text,
+    measure_of,
+    model_name,
+    number,
+    over_which,
+    percent,
+    quantity,
+    short,
+)
+from foldwise.results.compare import compare
+from foldwise.results.differences import paired_difference, paired_units, probability
+from foldwise.results.drawable import check_results, main_score, stored_evidence
+from foldwise.results.replay import first_draws, in_blocks
+from foldwise.results.result import CVResult
+from foldwise.scores.evidence import Evidence
+from foldwise.scores.rules import column, find_rule
+from foldwise.support.special import normal_cdf
+
+
+@dataclass(frozen=True)
+class Course:
+    """Estimates from the first ``draws`` draws of every chain: of a score, or of a difference.
+
+    ``fixed`` is the part of ``mcse`` that comes from the full-data draws, all of which are used at
+    every length; NaN where it is not known by itself. ``of`` names what is estimated, ``score``
+    what it is measured in, ``names`` the models. ``left_out`` counts the folds that are not finite;
+    ``over`` says which folds are missing, if any.
+    """
+
+    draws: Int[np.ndarray, " length"]
+    estimate: Float[np.ndarray, " length"]
+    se: Float[np.ndarray, " length"]
+    mcse: Float[np.ndarray, " length"]
+    fixed: Float[np.ndarray, " length"]
+    of: str
+    score: str
+    names: list[str]
+    left_out: int
+    over: str
+
+
+def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Course:
+    """Score of ``a``, or its difference from that of ``b``, against iterations."""
+    check_results(a, b)
+    final = None if b is None else compare([a, b], score)
+    name = final.score if final else main_score(a, score)
+    results = [a] if b is None else [a, b]
+    evidence = [stored_evidence(result) for result in results]
+    steps = [e.sums.length if in_blocks(e, name) else e.sums.batch for e in evidence]
+    lengths = lengths_up_to(max(e.n_draws for e in evidence), lcm(*steps))
+    shorter = [
+        _shorter(result, e, lengths, name) for result, e in zip(results, evidence, strict=True)
+    ]
+    points = [_point(list(each), name) for each in zip(*shorter, strict=True)]
+    estimate, se, mcse, fixed = np.array(points).T
+    if not np.isfinite(estimate).any():
+        raise ValueError(
+            f"a figure needs a fold whose {name} is finite, but none is; look at the status"
+        )
+    left_out = final.left_out if final else a.score(name).left_out
+    return Course(
+        np.array(lengths),
+        estimate,
+        se,
+        mcse,
+        fixed,
+        direction_of(final) if final else model_name(a),
+        measure_of(final) if final else quantity(name),
+        final.names if final else [model_name(a)],
+        left_out,
+        over_which(left_out, a),
+    )
+
+
+def _shorter(result: CVResult, evidence: Evidence, lengths: list[int], name: str) -> list[CVResult]:
+    """The result from the first draws, for each length; kept, as several figures need them."""
+    kept = vars(result).setdefault("_shorter", {})
+    key = (name, *lengths)
+    if key not in kept:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy works outside Python's lock
+            kept[key] = list(
+                pool.map(
+                    lambda n: first_draws(result, min(n, evidence.n_draws), name, evidence),
+                    reversed(lengths),
+                )
+            )[::-1]
+    return kept[key]
+
+
+def _point(results: list[CVResult], name: str) -> tuple[float, float, float, float]:
+    """Estimate, SE, MCSE and the full-data part of the latter, of a score or a difference."""
+    scores = [result.score(name) for result in results]
+    whole = find_rule(name).aggregate is None and not any(score.left_out for score in scores)
+    fixed = float(np.sqrt(sum(score.full_variance for score in scores))) if whole else np.nan
+    if len(scores) == 1:
+        return scores[0].total, scores[0].se, scores[0].mcse, fixed
+    used = np.all([np.isfinite(score.folds[column(name)].values) for score in scores], axis=0)
+    if not used.any():
+        return np.nan, np.nan, np.nan, np.nan
+    units, mcse, repeats = paired_units(name, {"a": scores[0], "b": scores[1]}, used)
+    diff, se = paired_difference(units[:, 0] - units[:, 1], repeats)
+    return diff, se, float(np.hypot(*mcse)), fixed
+
+
+def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Figure:
+    """Total score of ``a``, or its difference from that of ``b``, against iterations.
+
+    The band is two Monte Carlo standard errors either side. A difference is positive where ``a``
+    predicts better. Needs stored draws.
+    """
+    found = course(a, b, score)
+    with styled_figure() as figure:
+        ax = figure.subplots()
+        low, high = found.estimate - 2 * found.mcse, found.estimate + 2 * found.mcse
+        ax.fill_between(found.draws, low, high, color=BLUE, alpha=0.2, linewidth=0)
+        ax.plot(found.draws, found.estimate, "o-", color=BLUE)
+        iterations_axis(ax, found.draws)
+        ax.set_ylabel(found.score)
+        if b is not None:
+            zero_if_near(ax)
+        title(
+            figure,
+            f"{found.of}: {number(found.estimate[-1], found.mcse[-1])}, "
+            f"epistemic SE {error_text(found.se[-1])}{found.over}",
+            f"band: ± 2 MCSE; MCSE {error_text(found.mcse[-1])} after {found.draws[-1]:,} "
+            "iterations",
+        )
+    return figure
+
+
+def plot_errors(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Figure:
+    """Monte Carlo and epistemic standard errors against iterations, of a score or a difference.
+
+    More iterations shrink the first only; where it is small beside the second, they tell nothing
+    new. The part that comes from the full-data draws needs a longer fit to shrink. Needs stored
+    draws.
+    """
+    found = course(a, b, score)
+    lines = [
+        ("epistemic (SE)", found.se, RED, "o-"),
+        ("Monte Carlo (MCSE)", found.mcse, BLUE, "o-"),
+        ("of which full-data\ndraws", found.fixed, SKY, ":"),
+    ]
+    with styled_figure() as figure:
+        ax = figure.subplots()
+        ends = []
+        for text, values, colour, style in lines:
+            if np.isfinite(values).any() and np.nanmax(values) > 0:
+                ax.plot(found.draws, values, style, color=colour)
+                ends.append((float(values[-1]), text, colour))
+        iterations_axis(ax, found.draws)
+        plain_log(ax, "y")
+        ax.set_ylabel("standard error")
+        end_labels(ax, ends)
+        share = found.mcse[-1] / found.se[-1] if found.se[-1] > 0 else np.nan
+        title(
+            figure,
+            f"{found.of}: errors of the {found.score}{found.over}",
+            f"MCSE is {share:.2g} of SE after {found.draws[-1]:,} iterations",
+        )
+    return figure
+
+
+def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figure:
+    """Probability that ``a`` predicts better than ``b`` against iterations.
+
+    By the normal approximation, Phi(difference / SE); the band moves the difference by two Monte
+    Carlo standard errors either way. Needs stored draws, and a finite score of every fold.
+    """
+    found = course(a, b, score)
+    if found.left_out:
+        raise ValueError(
+            "a probability needs every fold's score of both models to be finite, but "
+            f"{found.left_out} of {a.folds.sizes['fold']} folds are left out; mend them first, see "
+            "their status"
+        )
+    value = np.array([probability(d, s) for d, s in zip(found.estimate, found.se, strict=True)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = (normal_cdf((found.estimate + k * found.mcse) / found.se) for k in (-2.0, 2.0))
+    with styled_figure() as figure:
+        ax = figure.subplots()
+        ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+        ax.fill_between(found.draws, low, high, color=BLUE, alpha=0.2, linewidth=0)
+        ax.plot(found.draws, value, "o-", color=BLUE, clip_on=False)
+        iterations_axis(ax, found.draws)
+        ax.set_ylim(0.0, 1.0)
+        ax.set_ylabel("probability")
+        first, second = (short(name) for name in found.names)
+        title(
+            figure,
+            f"Pr({first} predicts better than {second}): {percent(value[-1])}{found.over}",
+            f"band: ± 2 MCSE; after {found.draws[-1]:,} iterations",
+        )
+    return figure
