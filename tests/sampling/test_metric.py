@@ -1,10 +1,8 @@
 """Momenta and velocities belong together, and covariances are what they say."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import foldwise as fw
 from foldwise.sampling.metric import (
     far_metric,
     momentum,
@@ -15,7 +13,6 @@ from foldwise.sampling.metric import (
     shrunk_covariance,
     velocity,
 )
-from foldwise.sampling.tuning import local_coordinates
 from foldwise.support.runtime import precision_context
 
 
@@ -134,26 +131,3 @@ def test_shrunk_covariance_with_many_draws_is_the_covariance(rng):
     S = random_covariance(rng, 4)
     draws = rng.multivariate_normal(np.zeros(4), S, size=20_000)
     np.testing.assert_allclose(shrunk_covariance(draws, 20_000), np.cov(draws.T), atol=0.01)
-
-
-def test_curvature_of_the_prior_in_every_coordinate(rng):
-    """More coordinates than are worked on at once; a flat and a linear log prior have none."""
-    d = 75
-    scale = np.geomspace(0.1, 100.0, d)
-
-    def log_prior(q):
-        bent = (jnp.arange(d) != 3) & (jnp.arange(d) != 4)
-        return -0.5 * jnp.sum(jnp.where(bent, (q / scale) ** 2, 0.0)) + 2.0 * q[4]
-
-    model = fw.Model(log_prior, lambda q: -0.5 * q[:5] ** 2, np.zeros(d), 5)
-    draws = rng.normal(size=(2, 100, d)) * scale
-    found = local_coordinates(
-        model, fw.leave_one_out(5), fw.Fit(draws, (0.0, 0.0), np.ones(2), 0, 1)
-    )
-    informed = np.arange(d) < 5
-    expected = np.where(np.isin(np.arange(d), [3, 4]), 1.0, scale**-2.0)
-    np.testing.assert_allclose(found.curvature, expected, rtol=1e-5)
-    for fold in range(5):
-        own = np.arange(d) == fold
-        bent = ~np.isin(np.arange(d), [3, 4])
-        np.testing.assert_array_equal(found.local[fold], (~informed | own) & bent)

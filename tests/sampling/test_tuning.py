@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
@@ -11,6 +12,7 @@ from foldwise.sampling import tuning
 from foldwise.sampling.tuning import (
     FullData,
     curvatures,
+    local_coordinates,
     partner_draws,
     pilot_positions,
     start_positions,
@@ -113,3 +115,26 @@ def test_curvature_of_folds_of_a_regression(rng):
     for k, (train, _) in enumerate(folds):
         X = problem.X[train] / problem.noise
         np.testing.assert_allclose(found[k], X.T @ X + np.diag(problem.prior**-2.0), rtol=1e-9)
+
+
+def test_curvature_of_the_prior_in_every_coordinate(rng):
+    """More coordinates than are worked on at once; a flat and a linear log prior have none."""
+    d = 75
+    scale = np.geomspace(0.1, 100.0, d)
+
+    def log_prior(q):
+        bent = (jnp.arange(d) != 3) & (jnp.arange(d) != 4)
+        return -0.5 * jnp.sum(jnp.where(bent, (q / scale) ** 2, 0.0)) + 2.0 * q[4]
+
+    model = fw.Model(log_prior, lambda q: -0.5 * q[:5] ** 2, np.zeros(d), 5)
+    draws = rng.normal(size=(2, 100, d)) * scale
+    found = local_coordinates(
+        model, fw.leave_one_out(5), fw.Fit(draws, (0.0, 0.0), np.ones(2), 0, 1)
+    )
+    informed = np.arange(d) < 5
+    expected = np.where(np.isin(np.arange(d), [3, 4]), 1.0, scale**-2.0)
+    np.testing.assert_allclose(found.curvature, expected, rtol=1e-5)
+    for fold in range(5):
+        own = np.arange(d) == fold
+        bent = ~np.isin(np.arange(d), [3, 4])
+        np.testing.assert_array_equal(found.local[fold], (~informed | own) & bent)

@@ -59,7 +59,7 @@ def test_lanes_together_are_the_whole(rng):
     owner, size = SimpleNamespace(), 3 * lanes()
     data = {"a": rng.normal(size=(size, 2)), "b": rng.normal(size=(size, 4))}
     shared = np.array([1.0, -1.0])
-    found = compiled(owner, scaled, data, shared)(data, shared)
+    found = compiled(owner, "scaled", scaled, data, shared)(data, shared)
     np.testing.assert_allclose(found["twice"], 2.0 * data["a"] + shared, rtol=1e-15)
     np.testing.assert_allclose(found["sum"], data["b"].sum(axis=1), rtol=1e-12)
 
@@ -70,19 +70,22 @@ def test_factorisations_on_all_lanes(rng):
 
     half = rng.normal(size=(4 * lanes(), 3, 3))
     matrices = half @ np.swapaxes(half, 1, 2)
-    found = compiled(SimpleNamespace(), factor, matrices, np.eye(3))(matrices, np.eye(3))
+    found = compiled(SimpleNamespace(), "factor", factor, matrices, np.eye(3))(matrices, np.eye(3))
     np.testing.assert_allclose(found, np.linalg.cholesky(matrices + np.eye(3)), rtol=1e-10)
 
 
-def test_a_program_is_made_once_for_each_shape_precision_and_variant():
+def test_a_program_is_made_once_for_each_name_shape_and_precision():
     owner = SimpleNamespace()
     data = {"a": np.zeros((lanes(), 2)), "b": np.zeros((lanes(), 4))}
-    first = compiled(owner, scaled, data, np.zeros(2))
-    assert compiled(owner, scaled, {k: v + 1.0 for k, v in data.items()}, np.ones(2)) is first
+    first = compiled(owner, "scaled", scaled, data, np.zeros(2))
+    assert (
+        compiled(owner, "scaled", scaled, {k: v + 1.0 for k, v in data.items()}, np.ones(2))
+        is first
+    )
     others = [
-        compiled(owner, scaled, {**data, "b": np.zeros((lanes(), 5))}, np.zeros(2)),
-        compiled(owner, scaled, data, np.zeros(2), "float32"),
-        compiled(owner, scaled, data, np.zeros(2), "float64", "another"),
-        compiled(SimpleNamespace(), scaled, data, np.zeros(2)),
+        compiled(owner, "scaled", scaled, {**data, "b": np.zeros((lanes(), 5))}, np.zeros(2)),
+        compiled(owner, "scaled", scaled, data, np.zeros(2), "float32"),
+        compiled(owner, "another", scaled, data, np.zeros(2)),
+        compiled(SimpleNamespace(), "scaled", scaled, data, np.zeros(2)),
     ]
     assert len({id(program) for program in (first, *others)}) == 5
