@@ -31,7 +31,7 @@ def normal_fit(model, mean, sd):
     with jax.enable_x64(True):
         prior = float(model.flat_log_prior(positions[0, 0]))
         rows = float(model.flat_log_likelihood(positions[0, 0]).sum())
-    return fw.Fit(positions, (prior, rows), np.full(4, 0.1), 0, seed=3, gradients=1)
+    return fw.Fit(positions, (prior, rows), np.full(4, 0.1), 0, 3, made_elsewhere=False)
 
 
 def moments(model):

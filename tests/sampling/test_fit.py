@@ -192,7 +192,7 @@ def test_folds_do_not_start_from_a_failed_fit(prepared, rng):
     problem, model, fit = prepared("regression")
     apart = 100.0 * np.arange(4)[:, None, None]
     for positions, reason in ((fit.positions + apart, "R-hat is"), (0 * fit.positions, "not move")):
-        bad = fw.Fit(positions, fit.fingerprint, fit.step_size, 0, 1, gradients=1)
+        bad = fw.Fit(positions, fit.fingerprint, fit.step_size, 0, 1, made_elsewhere=False)
         with (
             mock.patch.object(fw.Fit, "check"),
             pytest.raises(FitError, match=f"fit of regression has failed: .*{reason}"),

@@ -69,7 +69,7 @@ class Fit:
     name
         Name of the model.
     gradients
-        Number of gradients that the draws took, warm-up included; 0 for draws made elsewhere.
+        Number of gradients that the draws took, warm-up included; 0 where that is not known.
     thin
         Of how many draws one was kept: more than 1 where the chains had to go on.
     piece
@@ -77,6 +77,9 @@ class Fit:
         group of short chains, end to end, are one chain, their second halves the next.
     missed
         Number of short chains, of a try before, that stayed where these draws never are.
+    made_elsewhere
+        Whether anything but :func:`foldwise.fit` made the draws: they are then checked before folds
+        start from them.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -90,6 +93,7 @@ class Fit:
     thin: int = 1
     piece: int = 0
     missed: int = 0
+    made_elsewhere: bool = True
 
     @classmethod
     def from_arviz(cls, model: Model, idata: Any) -> Fit:
@@ -185,11 +189,6 @@ class Fit:
                 f"{now[1]:.6g}, and were {self.fingerprint[0]:.6g} and {self.fingerprint[1]:.6g} "
                 "when it was fitted; pass fit=foldwise.fit(model), or leave fit out"
             )
-
-    @property
-    def made_elsewhere(self) -> bool:
-        """Whether the draws were made by another package."""
-        return self.gradients == 0
 
     @property
     def settled(self) -> bool:

@@ -226,6 +226,7 @@ def _made(
         run.thin,
         run.piece,
         0 if ends is None else _missed(ends, run.positions.reshape(-1, model.dimension)),
+        made_elsewhere=False,
     )
     vars(result).update(rhat=run.rhat, ess=run.ess)  # known already, and slow to find
     return result
