@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from foldwise.scores.sums import RunningSums, Watch
 from foldwise.support.seeds import Stream, generator
 
+# Blocks of each chain that the benchmark of R-hat-max shuffles, and how often. Replicates give its
+# 99 % quantile to about 0.4 percentage points.
 SHUFFLE_BLOCKS = 5
 REPLICATES = 500
 # Above this the mean of a Pareto-tailed quantity has no usable error (Vehtari et al. 2024).
@@ -19,6 +21,7 @@ PARETO_LIMIT = 0.7
 # Below this many draws' worth of overlap the bridge's error is not to be trusted (method note:
 # root mean square z of about 5).
 OVERLAP_LIMIT = 10.0
+# Of 50 effective draws a Monte Carlo error is known to a tenth (1 / sqrt(2 * 50)).
 ESS_LIMIT = 50.0
 # With fewer effective draws in some direction, no more than five in each of four chains, nobody
 # knows whether the chains have arrived. In longer runs, whose errors are smaller, it must be more.
@@ -36,6 +39,7 @@ DRIFT = 3.2
 BATCH_TIMES = 4.0
 # A variance from fewer batches in each of four chains is itself too uncertain.
 LEAST_BATCHES = 4
+# Far below the 0.8 that step sizes adapt to: they have not fitted the fold.
 ACCEPTANCE_LIMIT = 0.5
 
 # Worst first. What is wrong with a fold, and what to do about it.
