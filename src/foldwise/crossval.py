@@ -148,7 +148,7 @@ def cross_validate(
         precision=precision,
         seed=resolve_seed(seed),
     )
-    goal = Goal(draws, target_mcse, max_draws)
+    goal, seeds = Goal(draws, target_mcse, max_draws), _seeds(model, fit, settings.seed)
     _check_settings(settings, goal)
     for candidate in models:
         _check_inputs(candidate, folds, fit)
@@ -156,7 +156,6 @@ def cross_validate(
         needs.check_scores(settings.scores, candidate, folds, memory)
         needs.check_keep(settings.keep, candidate, memory)
     _check_bridge(folds, settings)
-    seeds = _seeds(model, fit, settings.seed)
     _begin_to_compile(models, folds, settings)
     import_meanwhile("arviz_stats.base", "xarray")
     fits = []

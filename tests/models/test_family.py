@@ -91,7 +91,7 @@ def test_members_are_sampled_side_by_side(monkeypatch):
     problem, tuned = problems.five_fold(), sampler_module.Sampler._start_from
 
     def start_from(self, log_steps):
-        tuned(self, log_steps - 0.3 * self.model.selection.sum())
+        tuned(self, log_steps - 0.3 * self.program.model.selection.sum())
 
     monkeypatch.setattr(sampler_module.Sampler, "_start_from", start_from)
     family, blocks = regression_family(problem), []

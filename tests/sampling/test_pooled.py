@@ -11,6 +11,7 @@ import pytest
 import foldwise as fw
 from foldwise.sampling import full_data as fitting
 from foldwise.sampling import pooled
+from foldwise.sampling.fit import FitWarning
 from foldwise.support.progress import Progress
 
 
@@ -84,13 +85,13 @@ def two_modes():
 
 @pytest.mark.parametrize("build", [funnel, two_modes])
 def test_where_they_fail_nuts_is_next(build):
-    with pytest.warns(fitting.FitWarning, match=f"full-data fit of {build().name}"):
+    with pytest.warns(FitWarning, match=f"full-data fit of {build().name}"):
         _, by_nuts = made(build(), 1)
     assert by_nuts
 
 
 def test_the_warning_points_at_the_caller():
-    with pytest.warns(fitting.FitWarning, match="two modes") as record:
+    with pytest.warns(FitWarning, match="two modes") as record:
         fw.cross_validate(two_modes(), fw.leave_one_out(3), seed=1, progress=False)
     assert record[0].filename == __file__
 

@@ -105,7 +105,7 @@ def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
         result = _made(model, run, seed, began, spent, ends)
     if not suits(model):
         _refuse_improper(model, result)
-    result.warn(stacklevel=4)  # the caller of cross_validate
+    result.warn(stacklevel=5)  # the caller of cross_validate
     return result
 
 
