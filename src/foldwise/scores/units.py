@@ -101,8 +101,7 @@ def assembled(
     ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners;
     ``unit_weight`` the weights in the total, if not those of the rows or folds.
     """
-    folds = evidence.folds
-    k = len(folds)
+    folds, k = evidence.folds, len(evidence.folds)
     sizes = folds.n_test if by_row else np.ones(k, int)
     start = folds.test_start[:-1] if by_row else np.arange(k)
     finite = np.isfinite(np.add.reduceat(value, start)) & ~evidence.undefined
@@ -128,9 +127,8 @@ def assembled(
         row_variance += batch_means_variance(from_full, full.length, full.draws)
         full_part = float(batch_means_variance(total, full.length, full.draws))
         shared = _by_draw(total, full)
-    nothing = np.full(k, np.nan)
-    weighted = of_fold(influence, unit_weight)
     # weights are in the influences already; a fold whose score is left out still serves another
+    weighted = of_fold(influence, unit_weight)
     return Estimate(
         name=name,
         score=score,
@@ -138,11 +136,11 @@ def assembled(
         own_variance=fold_variance(evidence, np.ones(k), weighted, passed),
         full_influence=shared,
         full_variance=full_part,
-        spread=nothing,
-        noise=nothing,
-        overlap=nothing,
+        spread=np.full(k, np.nan),
+        noise=np.full(k, np.nan),
+        overlap=np.full(k, np.nan),
         bridged=np.zeros(k, bool),
-        full_score=nothing,
+        full_score=np.full(k, np.nan),
         weight=np.where(finite, folds.fold_weight, 0.0),
         rows=value if by_row else None,
         row_variance=row_variance if by_row else None,
