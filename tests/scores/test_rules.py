@@ -251,10 +251,7 @@ def _drawn(replicate, observed, batch=1, counts=None, first=None, second=None, c
     return Drawn(
         counts,
         observed,
-        replicate,
-        first,
-        second,
-        None,
+        {"replicate": replicate, "first": first, "second": second},
         int(counts.max()),
         np.asarray(classes),
         batch,

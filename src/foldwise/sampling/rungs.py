@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from foldwise.sampling.blocks import Sampler, Segment, run_together
 from foldwise.sampling.run import Run
 from foldwise.sampling.tuning import rung_metric
+from foldwise.scores.bridge import effective
 from foldwise.scores.rungs import Level, Rung, Way, enough, join, most_rhat, near, rung_rhat
 from foldwise.support.progress import Progress
 
@@ -35,7 +36,7 @@ MOST_TRIES = 4
 def _effective(log_weight: Float[np.ndarray, " draw"]) -> float:
     """Effective number of draws with these log weights, the largest of which is zero."""
     weight = np.exp(log_weight)
-    return float(weight.sum() ** 2 / (weight**2).sum())
+    return float(effective(weight.sum(), (weight**2).sum()))
 
 
 def _next(level: Level) -> float:

@@ -17,6 +17,8 @@ bias is -v0 / 2 + v1 / 2, for v0, v1 the Monte Carlo variances of these two mean
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -75,8 +77,13 @@ def _log_mean(x: Float[np.ndarray, "fold draw"]) -> tuple[np.ndarray, np.ndarray
     return np.log(mean), (e * (1.0 - e)).mean(axis=1) / mean
 
 
+def effective(total: Any, square: Any) -> Any:
+    """Number of equal terms that would carry a sum as these do: (sum f)^2 / sum f^2."""
+    return total**2 / square
+
+
 def overlap(log_terms: Float[np.ndarray, "fold draw"]) -> Float[np.ndarray, " fold"]:
-    """Number of draws that carry the average of exp(log_terms): (sum f)^2 / sum f^2."""
+    """Number of draws that carry the average of exp(log_terms), in logs: no sum underflows."""
     return np.exp(2.0 * logsumexp(log_terms, axis=1) - logsumexp(2.0 * log_terms, axis=1))
 
 

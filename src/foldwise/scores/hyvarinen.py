@@ -35,9 +35,8 @@ from foldwise.support.special import expit, log_expit
 
 def _curvature(drawn: Drawn) -> Features:
     """1, d and d^2 + dd, with d and dd the derivatives of the row's log density by its value."""
-    assert drawn.first is not None and drawn.second is not None
-    d = drawn.first
-    return np.stack([np.ones_like(d), d, d**2 + drawn.second], axis=-1)
+    d, dd = drawn.recorded["first"], drawn.recorded["second"]
+    return np.stack([np.ones_like(d), d, d**2 + dd], axis=-1)
 
 
 CURVATURE = Contribution("curvature", "row_log_density", _curvature, weights="joint")

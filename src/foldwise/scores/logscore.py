@@ -278,7 +278,7 @@ def _fold_side(
         blocks = block_means(value, sums.length)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.where(mean[..., None, None] > 0, blocks / mean[..., None, None], 1.0)
-        lap = np.where(square > 0, (mean * count) ** 2 / square, 0.0)
+        lap = np.where(square > 0, bridge.effective(mean * count, square), 0.0)
         spread = np.where(mean > 0, square / count / mean**2 - 1.0, 0.0) * count / (count - 1)
         return _Side(np.log(mean), relative, lap, np.maximum(spread, 0.0))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,15 +19,15 @@ class Drawn(NamedTuple):
     """Consecutive draws of some folds: what was recorded of their test rows, fold after fold.
 
     ``counts`` are the folds' numbers of test rows, ``width`` the largest of any fold, ``classes``
-    the values that discrete observations take, ``batch`` the draws of a batch.
+    the values that discrete observations take, ``batch`` the draws of a batch. ``recorded`` holds
+    by name what the scores asked for need, by row, chain and draw: ``replicate``, a simulated
+    value; ``first`` and ``second``, derivatives of the log density by the observed value;
+    ``probability``, that of each class.
     """
 
     counts: Int[np.ndarray, " fold"]
     observed: Float[np.ndarray, " row"]
-    replicate: Float[np.ndarray, "row chain draw"] | None
-    first: Float[np.ndarray, "row chain draw"] | None
-    second: Float[np.ndarray, "row chain draw"] | None
-    probability: Float[np.ndarray, "row chain draw class"] | None
+    recorded: Mapping[str, Float[np.ndarray, "row chain draw ..."]]
     width: int
     classes: np.ndarray
     batch: int

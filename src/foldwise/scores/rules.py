@@ -51,15 +51,13 @@ _CHUNK = 2**22
 
 def _residual_moments(drawn: Drawn) -> Features:
     """Predictive draw minus observed value, and its square."""
-    assert drawn.replicate is not None
-    residual = drawn.replicate - drawn.observed[:, None, None]
+    residual = drawn.recorded["replicate"] - drawn.observed[:, None, None]
     return np.stack([residual, residual**2], axis=-1)
 
 
 def _joint_moments(drawn: Drawn) -> Features:
     """Residuals of the fold's rows, and the products of all pairs of them; rows padded by zeros."""
-    assert drawn.replicate is not None
-    residual = drawn.replicate - drawn.observed[:, None, None]
+    residual = drawn.recorded["replicate"] - drawn.observed[:, None, None]
     padded = np.zeros((len(drawn.counts), drawn.width, *residual.shape[1:]))
     padded[np.arange(drawn.width) < drawn.counts[:, None]] = residual
     padded = np.moveaxis(padded, 1, -1)
@@ -69,19 +67,17 @@ def _joint_moments(drawn: Drawn) -> Features:
 
 def _class_probabilities(drawn: Drawn) -> Features:
     """Probability of each class; where the density is not known, which one the draw is."""
-    if drawn.probability is not None:
-        return drawn.probability
-    assert drawn.replicate is not None
-    return (drawn.replicate[..., None] == drawn.classes).astype(float)
+    if "probability" in drawn.recorded:
+        return drawn.recorded["probability"]
+    return (drawn.recorded["replicate"][..., None] == drawn.classes).astype(float)
 
 
 def _below(drawn: Drawn) -> Features:
     """Whether the predictive draw is below the observed value, and whether it equals it."""
-    assert drawn.replicate is not None
     observed = drawn.observed[:, None, None]
-    return np.stack([drawn.replicate < observed, drawn.replicate == observed], axis=-1).astype(
-        float
-    )
+    return np.stack(
+        [drawn.recorded["replicate"] < observed, drawn.recorded["replicate"] == observed], axis=-1
+    ).astype(float)
 
 
 def _absolute_differences(drawn: Drawn) -> Features:
@@ -92,8 +88,7 @@ def _absolute_differences(drawn: Drawn) -> Features:
     the draws of other batches, x adds 2 g - G, whose mean is G and whose spread is G's error.
     Sorting makes this O(n log n).
     """
-    assert drawn.replicate is not None
-    x = drawn.replicate
+    x = drawn.recorded["replicate"]
     rows, chains, draws = x.shape
     order = np.argsort(x.reshape(rows, -1), axis=1)
     ranked = np.take_along_axis(x.reshape(rows, -1), order, axis=1)
@@ -114,11 +109,11 @@ def _norms(drawn: Drawn) -> Features:
     """The same for whole test sets, with Euclidean distances."""
     from scipy.spatial.distance import cdist
 
-    assert drawn.replicate is not None
-    _, chains, draws = drawn.replicate.shape
+    _, chains, draws = drawn.recorded["replicate"].shape
     found = []
     for x, y in zip(
-        *(_split(a, drawn.counts) for a in (drawn.replicate, drawn.observed)), strict=True
+        *(_split(a, drawn.counts) for a in (drawn.recorded["replicate"], drawn.observed)),
+        strict=True,
     ):
         points = x.reshape(len(x), -1).T
         parts = _batches(len(points), max(1, _CHUNK // len(points)))
@@ -153,8 +148,7 @@ def _interval_ends(drawn: Drawn, level: float) -> Features:
     1 / f, the slope of the quantile function, is taken between p - h and p + h, h half of the
     smaller tail.
     """
-    assert drawn.replicate is not None
-    x, ends = drawn.replicate, []
+    x, ends = drawn.recorded["replicate"], []
     for p in (0.5 - 0.5 * level, 0.5 + 0.5 * level):
         h = 0.5 * min(p, 1.0 - p)
         wanted = np.quantile(x, [p, p - h, p + h], axis=(1, 2), method="normal_unbiased")

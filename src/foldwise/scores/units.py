@@ -34,10 +34,7 @@ def drawn_of(
     return Drawn(
         counts=evidence.folds.n_test[members],
         observed=evidence.observed[entries],
-        replicate=by_row.get("replicate"),
-        first=by_row.get("first"),
-        second=by_row.get("second"),
-        probability=by_row.get("probability"),
+        recorded=by_row,
         width=int(evidence.folds.n_test.max()),
         classes=evidence.classes,
         batch=evidence.sums.length,
