@@ -571,9 +571,13 @@ def test_a_numpyro_model_that_ran_in_single_precision_before():
         numpyro.sample("y", dist.Normal(b[group] * x, 1.0 + scale**2), obs=y)
 
     mcmc = numpyro.infer.MCMC(
-        numpyro.infer.NUTS(model), num_warmup=100, num_samples=200, num_chains=2,
-        chain_method="sequential", progress_bar=False,
-    )  # fmt: skip
+        numpyro.infer.NUTS(model),
+        num_warmup=100,
+        num_samples=200,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
     mcmc.run(jax.random.key(0), x, group, y=y)
     adapted = fw.from_numpyro(model, x, group, y=y)
     fit = fw.Fit.from_numpyro(adapted, mcmc)
