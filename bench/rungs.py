@@ -49,7 +49,7 @@ def repeat(problem, memory, seeds):
             model, problem.folds[[0]], memory=memory, seed=seed, progress=False
         )
         fold = {name: result.folds[name].values[0] for name in ("elpd", "mcse", "status")}
-        rungs = len(result.run.evidence.rungs) if memory == "draws" else np.nan
+        rungs = len(result.run.evidence.ladder.rungs) if memory == "draws" else np.nan
         yield fold["elpd"], fold["mcse"], fold["status"], result.info["gradients"], rungs
 
 

@@ -30,13 +30,12 @@ import hard  # noqa: E402
 
 import foldwise as fw  # noqa: E402
 from foldwise.sampling import sample, tuning  # noqa: E402
+from foldwise.scores import evidence  # noqa: E402
 from foldwise.scores.diagnostics import slow_limit  # noqa: E402
-from foldwise.scores.evidence import Evidence  # noqa: E402
 
 
 def fixed_batches():
-    ones = property(lambda self: np.ones(len(self.folds), np.int64))
-    return patch.object(Evidence, "joined", ones)
+    return patch.object(evidence, "joined_blocks", lambda time, *_: np.ones(len(time), np.int64))
 
 
 def one_warmup():
@@ -49,7 +48,7 @@ def shared_metric():
 
 def unnamed():
     """No fold is too slow; then none is tried again either."""
-    return patch.object(Evidence, "slow", property(lambda self: np.zeros(len(self.folds), bool)))
+    return patch.object(evidence, "slow_limit", lambda draws: 0.0)
 
 
 def any_fit():

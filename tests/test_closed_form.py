@@ -72,8 +72,8 @@ def test_memories_agree(prepared, results, name, score, estimator):
     # the plain mean to rounding; the bridge at a constant between two nodes, so to a small error
     tolerance = np.where(bridged, 0.3 * stored.folds["mcse"].values, 1e-9)
     rungs = np.zeros(len(bridged), bool)
-    if stored.run.evidence.rungs:
-        rungs[stored.run.evidence.rungs[0].members] = True
+    if stored.run.evidence.ladder.rungs:
+        rungs[stored.run.evidence.ladder.rungs[0].members] = True
     tolerance[rungs] = np.inf  # online, the lowest rung has draws of its own
     difference = np.abs(stored.folds["elpd"].values - online.folds["elpd"].values)
     assert np.all(difference <= tolerance)
@@ -100,18 +100,19 @@ def test_rungs_mend_poor_overlap(prepared, results):
     """Without its rungs, the largest group's bridge would rest on a handful of draws."""
     from dataclasses import replace
 
+    from foldwise.scores.evidence import Ladder
     from foldwise.scores.logscore import estimate
 
     problem, _, _ = prepared("hierarchical")
     result = results("hierarchical", "log", "bridge", "draws")
     largest = int(np.argmax(problem.folds.n_test))
     evidence = result.run.evidence
-    without = estimate(replace(evidence, rungs=[]), "log", "bridge")
+    without = estimate(replace(evidence, ladder=Ladder()), "log", "bridge")
     assert without.overlap[largest] < 10
     assert abs(without.score[largest] - problem.joint()[largest]) > 1
     assert result.folds["overlap"].values[largest] > 10
     assert result.folds["status"].values[largest] == "fine"
-    assert [r.temper[list(r.members).index(largest)] for r in evidence.rungs][0] > 0
+    assert [r.temper[list(r.members).index(largest)] for r in evidence.ladder.rungs][0] > 0
 
 
 def test_full_data_error_is_shared_by_the_folds(prepared, results):

@@ -1,5 +1,7 @@
 """Slow chains: errors that see them, warm-up that goes on, and names for what is left."""
 
+from dataclasses import replace
+
 import hard
 import numpy as np
 import pytest
@@ -140,18 +142,18 @@ def test_a_fold_tried_again_alone_equals_the_fold_among_all(prepared, never_sett
     every = fw.cross_validate(model, problem.folds[:8], **settings)
     part = fw.cross_validate(model, problem.folds[3:6], **settings)
     assert (every.run.tries == 2).all() and (every.run.sampler.lived == 2 * 150).all()
-    assert every.run.evidence.watch.earlier is None  # a longer run is judged by itself
+    assert every.run.evidence.pace.watch.earlier is None  # a longer run is judged by itself
     np.testing.assert_allclose(part.draws, every.draws[3:6], rtol=1e-9)
     both = (result.score("crps").folds["score"].values for result in (part, every))
     np.testing.assert_allclose(next(both), next(both)[3:6], rtol=1e-9)
 
 
 @pytest.mark.parametrize("slow", [7, 8])
-def test_no_fold_is_fine_where_most_are_too_slow(prepared, monkeypatch, slow):
+def test_no_fold_is_fine_where_most_are_too_slow(prepared, slow):
     problem, model, fit = prepared("autoregression")
     run = fw.cross_validate(model, problem.folds[:16], fit=fit, seed=3, progress=False).run
     marked = np.arange(16) < slow
-    monkeypatch.setattr(evidence.Evidence, "slow", property(lambda self: marked))
+    run.evidence.standing = replace(run.evidence.standing, slow=marked)
     with pytest.warns(results.FoldWarning, match="too slow"):
         status = summarise(run).folds["status"].values
     assert (status[:slow] == "too slow").all()
@@ -165,7 +167,7 @@ def test_nothing_is_left_of_draws_that_were_thrown_away(prepared, monkeypatch, s
     settings = {"fit": fit, "seed": 3, "progress": False, "scores": score, "estimator": "mean"}
     plain = fw.cross_validate(model, problem.folds, **settings)
     slow = np.array([False, True, False, True, True])
-    monkeypatch.setattr(evidence.Evidence, "slow", property(lambda self: slow))
+    monkeypatch.setattr(evidence, "slow_limit", lambda draws: np.where(slow, np.inf, 0.0))
     stored, online = (
         fw.cross_validate(model, problem.folds, memory=memory, **settings)
         for memory in ("draws", "online")

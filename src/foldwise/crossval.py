@@ -29,7 +29,6 @@ from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample
 from foldwise.sampling.tuning import (
-    FullData,
     first_tuning,
     fold_metrics_fit,
     full_data,
@@ -39,12 +38,12 @@ from foldwise.sampling.tuning import (
     watched_coordinates,
 )
 from foldwise.scores import bridge, needs, recording
+from foldwise.scores.diagnostics import draws_needed
 from foldwise.scores.estimate import estimate, total_slope
-from foldwise.scores.evidence import Evidence
-from foldwise.scores.hyvarinen import CURVATURE, full_curvature
+from foldwise.scores.evidence import Evidence, FullData, Pace
 from foldwise.scores.logscore import ESTIMATORS
 from foldwise.scores.rules import find_rule
-from foldwise.scores.sums import GRID, RunningSums, Watch
+from foldwise.scores.sums import GRID, RunningSums
 from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile
@@ -321,10 +320,13 @@ def _prepare(
     shape = MetricShape.of(tuning.metric)
     program = fold_program(model, folds, settings, emit, shape, together if shape.own else 1)
     sampler = Sampler(program, folds, previous, tuning, start, settings.warmup, settings.seed)
-    evidence = _no_evidence(model, folds, partner, previous, full, settings, emit, classes, draws)
     directions = tuning.watched.shape[1] + 1  # the log density is watched too
-    evidence.watch = Watch.empty(k, settings.chains, directions, settings.batch)
-    evidence.improper = found.improper
+    pace = Pace.empty(k, settings.chains, directions, settings.batch)
+    sums, stored = _no_sums(folds, partner, previous, full.scores, settings, emit, draws)
+    evidence = Evidence(
+        folds, partner, previous, found.improper, full.scores, sums, pace, draws=stored
+    )
+    recording.begin(evidence, model, full.positions, settings.scores, settings.keep, classes, draws)
     return Run(
         model,
         folds,
@@ -384,18 +386,16 @@ def _partners(
     return partner, previous
 
 
-def _no_evidence(
-    model: Model,
+def _no_sums(
     folds: Folds,
     partner: Int[np.ndarray, " fold"],
     previous: Int[np.ndarray, " fold"],
     full: FullData,
     settings: Settings,
     emit: Emit,
-    classes: Float[np.ndarray, " class"],
     draws: int,
-) -> Evidence:
-    """Evidence before the first draw."""
+) -> tuple[RunningSums, Float[np.ndarray, "fold chain draw target"] | None]:
+    """Running sums before the first draw, and room for stored draws where they are kept."""
     targets, k = (2 if (previous >= 0).any() else 1), len(folds)
     nodes = stored = None
     if settings.memory == "draws":
@@ -404,14 +404,7 @@ def _no_evidence(
         nodes = _bridge_nodes(partner, previous, full, settings.chains * draws)
     row_start = folds.test_start if emit.by_row else None
     sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
-    evidence = Evidence(folds, partner, previous, sums, stored, full.joint, full.chains, full.rows)
-    evidence.full_length = full.length
-    names, kept = settings.scores, settings.keep
-    recording.begin(evidence, model, names, kept, classes, settings.chains, settings.batch)
-    if CURVATURE.name in evidence.contributions:
-        own_draws = settings.chains * draws
-        evidence.full_curvature = full_curvature(evidence, model, full, own_draws)
-    return evidence
+    return sums, stored
 
 
 def _bridge_nodes(
@@ -438,7 +431,7 @@ def _run_to_target(runs: Sequence[Run], target: float, max_draws: int, bar: Prog
         more |= {id(run): _draws_to_target(run, target, max_draws) for run in pending}
     for run in runs:
         own, fixed = _main_variances(run)
-        if not own + fixed <= target**2 or run.evidence.slow.any():
+        if not own + fixed <= target**2 or run.evidence.standing.slow.any():
             message = _why_missed(run, target, max_draws, own, fixed)
             warnings.warn(message, stacklevel=3)
 
@@ -446,19 +439,21 @@ def _run_to_target(runs: Sequence[Run], target: float, max_draws: int, bar: Prog
 def _draws_to_target(run: Run, target: float, max_draws: int) -> int:
     """How many draws to add in the next round; 0 when the target is reached or out of reach."""
     own, fixed = _main_variances(run)
-    have, slow = run.evidence.n_draws, run.evidence.slow
-    reached = own + fixed <= target**2 and not slow.any()
+    now = run.evidence.standing
+    have, slow = now.draws, bool(now.slow.any())
+    reached = own + fixed <= target**2 and not slow
     if reached or not own + fixed < np.inf or fixed >= target**2:
         return 0
     needed = int(np.ceil(have * own / (target**2 - fixed) * 1.1))
-    if slow.any():
-        needed = max(needed, run.evidence.draws_needed)
+    if slow:
+        needed = max(needed, draws_needed(now.slowest_ess, now.chains, now.draws))
     # at most three times as long at once: the error is itself an estimate
     more = min(needed, 3 * have, max_draws) - have
     return min(max(more, run.settings.batch), max_draws - have)
 
 
 def _why_missed(run: Run, target: float, max_draws: int, own: float, fixed: float) -> str:
+    now = run.evidence.standing
     if not np.isfinite(own + fixed):
         return (
             f"target_mcse={target:g} cannot be reached: the Monte Carlo error of "
@@ -470,11 +465,12 @@ def _why_missed(run: Run, target: float, max_draws: int, own: float, fixed: floa
             f"the full-data draws alone contribute {np.sqrt(fixed):.3g}; pass a "
             f"longer fit, fit=foldwise.fit(model, draws={longer})"
         )
-    elif run.evidence.slow.any():
+    elif now.slow.any():
+        needed = draws_needed(now.slowest_ess, now.chains, now.draws)
         reason = (
             f"max_draws={max_draws} was reached, and the error is not to be trusted while "
-            f"chains of {int(run.evidence.slow.sum())} folds are too slow for their length; they "
-            f"need about {run.evidence.draws_needed} draws, or another parameterisation"
+            f"chains of {int(now.slow.sum())} folds are too slow for their length; they "
+            f"need about {needed} draws, or another parameterisation"
         )
     else:
         reason = f"max_draws={max_draws} was reached"

@@ -202,7 +202,7 @@ def spoiled(result, change):
     evidence = run.evidence
     draws = evidence.draws.copy()
     change(draws[..., 0])
-    run.evidence = replace(evidence, draws=draws).first(evidence.n_draws, False)
+    run.evidence = replace(evidence, draws=draws).first(evidence.standing.draws, False)
     run.settings = replace(run.settings, scores=("log",))
     return summarise(run)
 

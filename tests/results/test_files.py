@@ -364,10 +364,12 @@ def test_loaded_result_goes_on_as_the_original(which, request, tmp_path):
 def test_rungs_survive(tmp_path):
     case = Case.of(problems.hierarchical())
     result = case.run()
-    assert len(result.run.evidence.rungs) > 0
+    assert len(result.run.evidence.ladder.rungs) > 0
     found = storage.load(storage.save(result, tmp_path / "r.nc"))
     run = storage.restore_run(found, case.model)
-    for mine, theirs in zip(run.evidence.rungs, result.run.evidence.rungs, strict=True):
+    for mine, theirs in zip(
+        run.evidence.ladder.rungs, result.run.evidence.ladder.rungs, strict=True
+    ):
         for f in fields(mine):
             same_bits(getattr(mine, f.name), getattr(theirs, f.name))
     same_result(crossval.summarise(run), result)

@@ -14,7 +14,6 @@ from foldwise.results import files as storage
 from foldwise.results import identity, packing
 from foldwise.results.merge import merge
 from foldwise.results.result import CVResult
-from foldwise.scores import evidence
 
 
 def close(merged: CVResult, whole: CVResult):
@@ -109,7 +108,7 @@ def test_merge_takes_the_chains_of_the_fit(chains, regression, tmp_path):
     paths = [storage.save(part, tmp_path / f"{k}.nc") for k, part in enumerate(parts)]
     merged, loaded = merge(parts), merge(map(storage.load, paths))
     score = merged.score("log")
-    expected = evidence.full_variance(parts[0].run.evidence, score.full_influence)
+    expected = parts[0].run.evidence.full.variance(score.full_influence)
     assert score.full_variance == pytest.approx(expected, rel=1e-12)
     assert merged.info["fit_chains"] == chains
     same_result(merged, loaded)

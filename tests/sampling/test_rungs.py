@@ -118,6 +118,6 @@ def test_curvature_scores_of_far_folds_come_from_the_full_data(seed):
 
 def test_online_keeps_no_draws_of_rungs(seed):
     result = run("far_groups", 30, 5, 4, 1, seed=seed, memory="online")
-    evidence = result.run.evidence
-    assert evidence.rungs == [] and len(evidence.climbed) > 0
-    assert all(way.own is None for way in evidence.climbed)
+    ladder = result.run.evidence.ladder
+    assert ladder.rungs == [] and len(ladder.climbed) > 0
+    assert all(way.own is None for way in ladder.climbed)

@@ -11,6 +11,7 @@ import foldwise as fw
 from foldwise.sampling import tuning
 from foldwise.sampling.tuning import (
     FullData,
+    FullDraws,
     curvatures,
     local_coordinates,
     partner_draws,
@@ -56,7 +57,7 @@ def test_weights_of_starts_are_capped():
 
 
 def full_of(positions, joint):
-    return FullData(positions, 4, 10, joint, joint, np.zeros(0))
+    return FullDraws(positions, joint, FullData(joint, np.zeros(0), 4, 10))
 
 
 def test_slow_coordinates_and_those_of_the_score_are_watched(rng):

@@ -66,7 +66,7 @@ def test_within_four_errors_of_the_truth(prepared, results, name, score):
 def test_online_equals_stored(results, name):
     names = tuple(s for s in CASES[name] if s not in problems.STORED)
     stored, online = results(name, CASES[name]), results(name, names, "online")
-    assert online.run.evidence.replicate is None and online.draws is None
+    assert online.run.evidence.outcomes.replicate is None and online.draws is None
     for score in names:
         one, two = stored.score(score), online.score(score)
         np.testing.assert_allclose(one.folds["score"], two.folds["score"], rtol=1e-9)

@@ -167,14 +167,13 @@ def _member(
 ) -> Model:
     box: list[Any] = []
 
-    def selecting(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    def selecting(function: Callable[..., Any] | None) -> Any:
         if function is None:
             return None
         inner = unjitted(function)
         return lambda *arguments: inner(*arguments, box[0].__dict__["selection"])
 
     log_prior, log_likelihood, simulate, row_log_density = map(selecting, functions)
-    assert log_prior is not None
     member = Member(
         log_prior,
         log_likelihood,

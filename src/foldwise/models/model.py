@@ -169,26 +169,33 @@ class Model:
         words = np.asarray(jax.random.key_data(key))
         return flat + 0.1 * np.random.default_rng(words).normal(size=flat.shape)
 
+    def _function(self, name: str) -> Callable[..., Array]:
+        """The function called ``name``; raises where the model has none."""
+        function: Callable[..., Array] | None = getattr(self, name)
+        if function is None:
+            raise ValueError(
+                f"this needs {name}, which the model has not; give Model(..., {name}=f)"
+            )
+        return function
+
     def flat_log_prior(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
         """Log prior of a flat position."""
         return jnp.asarray(unjitted(self.log_prior)(self.unflatten(flat)))
 
     def flat_log_likelihood(self, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """Log likelihood of each row at a flat position."""
-        assert self.log_likelihood is not None
-        return jnp.asarray(unjitted(self.log_likelihood)(self.unflatten(flat)))
+        return jnp.asarray(unjitted(self._function("log_likelihood"))(self.unflatten(flat)))
 
     def flat_simulate(self, key: jax.Array, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """One replicate of each row at a flat position."""
-        assert self.simulate is not None
-        return jnp.asarray(unjitted(self.simulate)(key, self.unflatten(flat)))
+        return jnp.asarray(unjitted(self._function("simulate"))(key, self.unflatten(flat)))
 
     def flat_probabilities(
         self, flat: Float[Array, " d"], classes: tuple[float, ...]
     ) -> Float[Array, "class row"]:
         """Probability of each of the ``classes`` for every row, of a model of discrete values."""
-        density, position, y = self.row_log_density, self.unflatten(flat), np.asarray(self.y)
-        assert density is not None
+        density, position = self._function("row_log_density"), self.unflatten(flat)
+        y = np.asarray(self.y)
         values = [np.full_like(y, value) for value in classes]
         return jnp.exp(jnp.stack([density(position, value) for value in values]))
 
@@ -202,8 +209,7 @@ class Model:
         """
         y = jnp.asarray(self.y, flat.dtype)
         along = jnp.ones_like(y)
-        density, position = self.row_log_density, self.unflatten(flat)
-        assert density is not None
+        density, position = self._function("row_log_density"), self.unflatten(flat)
 
         def first(y: Array) -> Array:
             return jax.jvp(lambda y: density(position, y), (y,), (along,))[1]
@@ -298,7 +304,6 @@ class Model:
 
     def check_simulate(self) -> None:
         """Raise unless ``simulate`` gives one number for every row, as ``y`` has, from its key."""
-        assert self.simulate is not None
         with precision_context("float64"):
             flat = jnp.asarray(self.flatten(self._template))
             found, again = (trace(self.flat_simulate, jax.random.key(0), flat) for _ in range(2))
@@ -359,8 +364,7 @@ class Model:
     def _check_own_value(
         self, score: str, flat: Float[Array, " d"], y: Float[Array, " row"]
     ) -> None:
-        density, position = self.row_log_density, self.unflatten(flat)
-        assert density is not None
+        density, position = self._function("row_log_density"), self.unflatten(flat)
         along = jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, y.shape))
 
         def both(y: Array) -> tuple[Array, Array, Array, Array]:

@@ -86,11 +86,12 @@ def to_datatree(result: CVResult, model: Model | None) -> xr.DataTree:
         "row": ("test_row", run.folds.test_rows),
         "fold": ("test_row", np.repeat(run.folds.names, run.folds.n_test)),
     }
-    if evidence.replicate is not None:
-        draws = np.moveaxis(evidence.replicate, 0, -1)
+    outcomes = evidence.outcomes
+    if outcomes is not None and outcomes.replicate is not None:
+        draws = np.moveaxis(outcomes.replicate, 0, -1)
         dims = ("chain", "draw", "test_row")
         groups["posterior_predictive"] = xr.Dataset({"y": (dims, draws)}, rows)
-        groups["observed_data"] = xr.Dataset({"y": ("test_row", evidence.observed)}, rows)
+        groups["observed_data"] = xr.Dataset({"y": ("test_row", outcomes.observed)}, rows)
     if not groups:
         raise ValueError(
             "this run kept no draws of its folds; run "

@@ -25,9 +25,7 @@ def plot_pit(result: CVResult, seed: int = 0) -> Figure:
     Needs a run with predictive draws, such as scores=("log", "crps").
     """
     check_results(result)
-    every = result.pit(seed).values
-    table = result.calibration
-    assert table is not None
+    every, table = result.pit(seed).values, result._calibration()
     known = np.isfinite(every)
     rows = len(np.unique(table["row"].values[known]))
     if not rows:

@@ -74,8 +74,8 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
     name = final.score if final else main_score(a, score)
     results = [a] if b is None else [a, b]
     evidence = [stored_evidence(result) for result in results]
-    steps = [e.sums.length if in_blocks(e, name) else e.sums.batch for e in evidence]
-    lengths = lengths_up_to(max(e.n_draws for e in evidence), lcm(*steps))
+    steps = [e.standing.length if in_blocks(e, name) else e.sums.batch for e in evidence]
+    lengths = lengths_up_to(max(e.standing.draws for e in evidence), lcm(*steps))
     shorter = [
         _shorter(result, e, lengths, name) for result, e in zip(results, evidence, strict=True)
     ]
@@ -108,7 +108,7 @@ def _shorter(result: CVResult, evidence: Evidence, lengths: list[int], name: str
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy works outside Python's lock
             kept[key] = list(
                 pool.map(
-                    lambda n: first_draws(result, min(n, evidence.n_draws), name, evidence),
+                    lambda n: first_draws(result, min(n, evidence.standing.draws), name, evidence),
                     reversed(lengths),
                 )
             )[::-1]

@@ -46,7 +46,7 @@ from foldwise.sampling.blocks import Sampler, Tuning
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, fold_program
-from foldwise.scores.evidence import Evidence
+from foldwise.scores.evidence import Evidence, FullData, Ladder, Outcomes, Pace
 from foldwise.support.writer import whole_file
 
 # Arrays from this size on are compressed: blocks not yet reached and padding shrink to nothing.
@@ -284,7 +284,7 @@ def _run_parts(run: Run) -> dict[str, Any]:
     """
     apart = ("model", "sampler", "evidence")
     parts = {f.name: getattr(run, f.name) for f in fields(run) if f.name not in apart}
-    evidence = {f.name: getattr(run.evidence, f.name) for f in fields(run.evidence)}
+    evidence = {f.name: getattr(run.evidence, f.name) for f in fields(run.evidence) if f.init}
     del evidence["folds"]
     if run.evidence.draws is not None:
         evidence["draws"] = run.evidence.draws[..., 1:]
@@ -316,10 +316,29 @@ def restore_evidence(result: CVResult) -> Evidence:
 def _evidence(result: CVResult, folds: Folds, saved: dict[str, Any]) -> Evidence:
     """The evidence that was saved, with the draws that the result holds."""
     if saved["draws"] is not None:
-        assert result.draws is not None
+        if result.draws is None:
+            raise ValueError("the result's draws must be those of its run, but it has none")
         both = [result.draws.values[..., None], saved["draws"]]
         saved["draws"] = np.ascontiguousarray(np.concatenate(both, axis=3))
-    return Evidence(folds=folds, **saved)
+    return Evidence(folds=folds, **_in_records(saved))
+
+
+def _in_records(saved: dict[str, Any]) -> dict[str, Any]:
+    """The fields of evidence as records; older files had all of their fields side by side."""
+    if "pace" in saved:
+        return saved
+    names = ("partner", "previous", "improper", "sums", "draws", "position")
+    full = (saved[name] for name in ("full", "full_rows", "full_chains", "full_length"))
+    outcomes = ("observed", "classes", "contributions", "replicate", "full_curvature")
+    return {
+        **{name: saved[name] for name in names},
+        "full": FullData(*full),
+        "pace": Pace(saved["watch"], saved["time"]),
+        "ladder": Ladder(*(saved[name] for name in ("rungs", "climbed", "stranded"))),
+        "outcomes": None
+        if saved["observed"] is None
+        else Outcomes(**{name: saved[name] for name in outcomes}),
+    }
 
 
 def _state(result: CVResult) -> SavedState:
@@ -337,8 +356,8 @@ def restore_run(result: CVResult, model: Model) -> Run:
     parts = unpack(_state(result).tree)
     evidence, saved = parts.pop("evidence"), parts.pop("sampler")
     folds, fit, settings = parts["folds"], parts["fit"], parts["settings"]
-    _check_model(model, fit, folds, evidence["full"], result.test.get("y"))
     recorded = _evidence(result, folds, evidence)
+    _check_model(model, fit, folds, recorded.full.joint, result.test.get("y"))
     start = saved["position"]
     # warm-up and tuning are done: there are no pilots, and nothing is refined
     tuning = Tuning(saved["metric"], None, np.zeros(len(folds), bool), saved["watched"], None)

@@ -25,7 +25,7 @@ from foldwise.sampling.metric import FoldMetric, LocalCoordinates, SharedMetric
 from foldwise.sampling.run import Settings
 from foldwise.sampling.tuning import Locals
 from foldwise.scores.diagnostics import Mixing
-from foldwise.scores.evidence import FullCurvature
+from foldwise.scores.evidence import FullCurvature, FullData, Ladder, Outcomes, Pace
 from foldwise.scores.rungs import Climbed, Rung
 from foldwise.scores.sums import BlockSums, BridgeGrid, RowSums, RunningSums, Watch
 
@@ -44,9 +44,13 @@ _RECORDS: dict[str, Any] = {
         FoldMetric,
         Folds,
         FullCurvature,
+        FullData,
+        Ladder,
         LocalCoordinates,
         Locals,
         Mixing,
+        Outcomes,
+        Pace,
         RowSums,
         Rung,
         RunningSums,

@@ -52,12 +52,11 @@ def first_draws(
             'cross_validate(..., memory="draws")'
         )
     check_count("draws", draws, 1)
-    blocks, length = in_blocks(evidence, name), evidence.sums.length
-    if draws > evidence.n_draws or (blocks and draws % length and draws < evidence.n_draws):
+    blocks, length = in_blocks(evidence, name), evidence.standing.length
+    have = evidence.standing.draws
+    if draws > have or (blocks and draws % length and draws < have):
         step = f"a multiple of {length}, " if blocks else ""
-        raise ValueError(
-            f"draws must be {step}at most the {evidence.n_draws} of each chain, got {draws}"
-        )
+        raise ValueError(f"draws must be {step}at most the {have} of each chain, got {draws}")
     shorter = evidence.first(draws, blocks)
     by_fold = diagnostics.fold_rhat(shorter.sums)
     found = estimate(shorter, name, result.info["estimator"])
@@ -65,7 +64,7 @@ def first_draws(
         {name: score_table(shorter.folds, shorter, found, {"rhat": by_fold})},
         diagnostics.Mixing(by_fold, np.zeros(0), draws),
         result.test,
-        {**result.info, "draws": draws, "batch": shorter.sums.length},
+        {**result.info, "draws": draws, "batch": shorter.standing.length},
     )
 
 

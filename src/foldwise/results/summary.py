@@ -79,7 +79,6 @@ def _calibration_table(run: Run) -> xr.Dataset | None:
     if found is None:
         return None
     columns: dict[str, Any] = {name: ("test_row", values) for name, values in found.items()}
-    columns["observed"] = ("test_row", run.evidence.observed)
     columns["weight"] = ("test_row", folds.test_weight)
     columns["fold"] = ("test_row", np.repeat(folds.names, folds.n_test))
     return xr.Dataset(columns, coords={"row": ("test_row", folds.test_rows)})
@@ -91,13 +90,13 @@ def _tails(run: Run, found: Estimate) -> np.ndarray:
     For scores by row, the tails of the ``_TAIL_ROWS`` rows that vary most are fitted.
     """
     sums, folds = run.evidence.sums, run.folds
-    draws = run.evidence.chains * run.evidence.n_draws
+    draws = run.evidence.standing.count
     if not found.weighted:
         return np.full(len(folds), np.nan)
-    if found.rows is None or found.row_spread is None or sums.rows is None:
+    if found.rows is None or sums.rows is None:
         return diagnostics.pareto_k(sums.largest, draws)
     fold = np.repeat(np.arange(len(folds)), folds.n_test)
-    order = np.lexsort((-found.row_spread, fold))
+    order = np.lexsort((-found.rows.spread, fold))
     rank = np.arange(len(fold)) - np.repeat(folds.test_start[:-1], folds.n_test)
     chosen = order[rank < _TAIL_ROWS]
     tails = np.full(len(folds), -np.inf)
@@ -106,7 +105,7 @@ def _tails(run: Run, found: Estimate) -> np.ndarray:
 
 
 def _info(run: Run) -> dict[str, Any]:
-    settings, evidence = run.settings, run.evidence
+    settings, now, full = run.settings, run.evidence.standing, run.evidence.full
     return {
         "model": run.model.name or "",
         "scheme": run.folds.scheme,
@@ -114,17 +113,17 @@ def _info(run: Run) -> dict[str, Any]:
         "n_obs": run.model.n_obs,
         "parameters": run.model.dimension,
         "chains": settings.chains,
-        "draws": evidence.n_draws,
+        "draws": now.draws,
         "warmup": settings.warmup,
-        "batch": evidence.sums.length,
+        "batch": now.length,
         "estimator": settings.estimator,
         "memory": settings.memory,
         "precision": settings.precision,
         "seed": settings.seed,
         "fit_seed": run.fit.seed,
-        "fit_draws": evidence.full.shape[1],
-        "fit_chains": evidence.full_chains,
-        "fit_batch": evidence.full_length or 0,
+        "fit_draws": full.joint.shape[1],
+        "fit_chains": full.chains,
+        "fit_batch": full.length,
         "fit_problems": "; ".join(run.fit.problems()),
         "step_size": run.sampler.step_size,
         "gradients": run.sampler.gradients,
@@ -140,34 +139,32 @@ def _diagnostics(
     stuck: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Columns of the table by fold that say how well it was sampled."""
-    evidence = run.evidence
-    acceptance = run.acceptance / evidence.n_draws
+    evidence, now = run.evidence, run.evidence.standing
+    acceptance = run.acceptance / now.draws
     # a score that is not a number where the log densities are: the predictions are degenerate
-    degenerate = ~np.isfinite(found.score) & ~evidence.undefined & (not found.weighted)
+    degenerate = ~np.isfinite(found.score) & ~now.undefined & (not found.weighted)
     joint = find_rule(found.name).contribution is JOINT_RESIDUALS
     disagree, not_finite = mixing.rhat > mixing.limit, evidence.sums.not_finite > 0
     other = evidence.partner
     from_fold = (other >= 0) & (other < len(other))
-    slow, drifting = evidence.slow, evidence.drifting
-    trouble, nowhere = (
-        stuck | disagree | not_finite | slow | run.divergent,
-        np.zeros(len(other), bool),
-    )
-    mostly = trouble[~evidence.undefined].sum() >= diagnostics.MOST_IN_TROUBLE * len(other)
+    slow, drifting = now.slow, diagnostics.drifting(evidence.pace.watch)
+    divergent, nowhere = run.divergent, np.zeros(now.folds, bool)
+    trouble = stuck | disagree | not_finite | slow | divergent
+    mostly = trouble[~now.undefined].sum() >= diagnostics.MOST_IN_TROUBLE * len(other)
     conditions = {
-        "improper": nowhere if evidence.improper is None else evidence.improper,
+        "improper": evidence.improper,
         "not finite": not_finite | (~np.isfinite(found.score) & ~degenerate),
         "singular covariance": degenerate & joint,
         "no spread": degenerate & (not joint),
-        "too far from its partner": nowhere if found.stranded is None else found.stranded,
+        "too far from its partner": found.stranded,
         "stuck chain": stuck,
         "chains disagree": disagree,
         "not settled": slow & drifting,
         "too slow": slow,
-        "divergent": run.divergent,
+        "divergent": divergent,
         "partner in trouble": found.bridged & from_fold & trouble[np.where(from_fold, other, 0)],
         "others in trouble": nowhere | mostly,
-        "rungs not settled": nowhere if found.unsettled is None else found.unsettled,
+        "rungs not settled": found.unsettled,
         "fit not settled": nowhere | (not run.fit.settled),
         **diagnostics.doubtful(
             found.bridged, found.overlap, tail, _effective(evidence, found), acceptance
@@ -176,7 +173,7 @@ def _diagnostics(
     status = diagnostics.fold_status(conditions)
     return {
         "rhat": mixing.rhat,
-        "slowest_ess": evidence.slowest_ess,
+        "slowest_ess": now.slowest_ess,
         "pareto_k": tail,
         "acceptance": acceptance,
         "divergences": run.divergences.copy(),
@@ -187,7 +184,7 @@ def _diagnostics(
 def _effective(evidence: Evidence, found: Estimate) -> np.ndarray:
     """Effective number of draws of each fold."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        draws = evidence.chains * evidence.n_draws * found.spread / found.noise
+        draws = evidence.standing.count * found.spread / found.noise
     return np.where(found.noise > 0, draws, np.nan)
 
 
@@ -218,23 +215,23 @@ def score_table(
         coords={"fold": folds.names},
     )
     rows = None
-    if found.rows is not None and found.row_variance is not None:
+    if found.rows is not None:
         by_row = {
-            name: ("test_row", found.rows),
-            "mcse": ("test_row", np.sqrt(found.row_variance)),
+            name: ("test_row", found.rows.score),
+            "mcse": ("test_row", np.sqrt(found.rows.variance)),
             "weight": ("test_row", folds.test_weight),
             "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
         }
         if found.name in LOG_SCORES:
-            by_row["p"] = ("test_row", evidence.full_rows - found.rows)
+            by_row["p"] = ("test_row", evidence.full.rows - found.rows.score)
         else:
-            by_row["observed"] = ("test_row", evidence.observed)
+            by_row["observed"] = ("test_row", evidence.outcomes_for(found.name).observed)
         rows = xr.Dataset(by_row, coords={"row": ("test_row", folds.test_rows)})
     return finish_score(
         found.name,
         table,
         rows,
-        evidence.chains * evidence.n_draws,
+        evidence.standing.count,
         found.own_variance,
         found.full_influence,
         found.full_variance,

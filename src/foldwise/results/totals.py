@@ -43,9 +43,8 @@ def total_units(
     """
     parts = units(table, rows, used, column(name))
     aggregate = find_rule(name).aggregate
-    if aggregate is None or not len(parts):
+    if aggregate is None or rows is None or not len(parts):
         return parts, 1.0
-    assert rows is not None
     keep = np.repeat(used, table["n_test"].values)
     _, first, inverse = np.unique(rows["row"].values[keep], return_index=True, return_inverse=True)
     weight = np.bincount(inverse, weights=rows["weight"].values[keep])

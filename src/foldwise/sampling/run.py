@@ -26,7 +26,7 @@ from foldwise.scores.diagnostics import DIVERGENT_LIMIT
 from foldwise.scores.estimate import estimate
 from foldwise.scores.evidence import Evidence
 from foldwise.scores.needs import Emit
-from foldwise.scores.recording import make_room, record
+from foldwise.scores.recording import record
 from foldwise.scores.rungs import LEAST_OVERLAP
 
 
@@ -65,12 +65,11 @@ class Run:
 
     def copy(self) -> Run:
         """A run that goes on from here and leaves this one as it is."""
-        evidence = replace(
-            self.evidence,
-            sums=deepcopy(self.evidence.sums),
-            contributions=deepcopy(self.evidence.contributions),
-            watch=deepcopy(self.evidence.watch),
-        )
+        was, outcomes = self.evidence, self.evidence.outcomes
+        if outcomes is not None:
+            outcomes = replace(outcomes, contributions=deepcopy(outcomes.contributions))
+        sums, pace = deepcopy(was.sums), deepcopy(was.pace)
+        evidence = replace(was, sums=sums, pace=pace, outcomes=outcomes)
         return replace(
             self,
             sampler=self.sampler.copy(),
@@ -81,15 +80,6 @@ class Run:
             tries=self.tries.copy(),
             seconds=dict(self.seconds),
         )
-
-    def make_room(self, draws: int) -> None:
-        """Prepare to record ``draws`` more draws of every chain."""
-        evidence = self.evidence
-        evidence.rungs, evidence.climbed, evidence.stranded = [], [], []
-        if evidence.draws is not None:
-            room = np.empty((*evidence.draws.shape[:2], draws, evidence.draws.shape[3]))
-            evidence.draws = np.concatenate([evidence.draws, room], axis=2)
-        make_room(evidence, draws)
 
     def far_folds(self) -> Int[np.ndarray, " fold"]:
         """Folds that overlap too little with the full data for a bridge without rungs.
@@ -104,24 +94,12 @@ class Run:
             return np.zeros(0, int)
         joint = estimate(evidence, "log", self.settings.estimator)
         possible = np.isfinite(evidence.sums.log_sum).any(axis=(1, 2))
-        far = ~(joint.overlap >= LEAST_OVERLAP) & ~evidence.undefined & possible
-        return np.flatnonzero(far & (evidence.partner == len(self.folds)))
+        far = ~(joint.overlap >= LEAST_OVERLAP) & ~evidence.standing.undefined & possible
+        return np.flatnonzero(far & (evidence.partner == evidence.standing.folds))
 
     def record(self, members: Int[np.ndarray, " fold"], segment: Segment) -> None:
         """Add what a segment recorded of the folds ``members``."""
-        evidence, scores, rows = self.evidence, segment.scores, None
-        if self.sampler.emit.by_row:
-            width = scores.shape[-1]
-            valid = np.arange(width) < self.folds.n_test[members][:, None]
-            rows = np.moveaxis(scores[:, :, :, 0], -1, 1)[valid]
-            scores = scores.sum(axis=-1)
-        if evidence.draws is not None:
-            first = int(evidence.sums.draws[members[0]])
-            evidence.draws[members, :, first : first + scores.shape[2]] = scores
-        record(evidence, members, scores, rows, segment.extras)
-        evidence.sums.update(members, scores, rows)
-        if evidence.watch is not None:
-            evidence.watch.update(members, segment.watched)
+        record(self.evidence, members, segment.scores, segment.watched, segment.extras)
         self.acceptance[members] += segment.acceptance
         self.divergences[members] += segment.divergences
         self.moves[members] += segment.moves
@@ -129,7 +107,7 @@ class Run:
     @property
     def divergent(self) -> Bool[np.ndarray, " fold"]:
         """Folds with more divergent transitions than may be."""
-        most = DIVERGENT_LIMIT * self.settings.chains * self.evidence.n_draws
+        most = DIVERGENT_LIMIT * self.evidence.standing.count
         return self.divergences > most
 
     def try_again(self) -> Int[np.ndarray, " fold"]:
@@ -138,7 +116,7 @@ class Run:
         The draws become warm-up: the chains go on from where they are, with a metric from there,
         and with the finest steps where they diverge. These cost so much that they are tried once.
         """
-        slow, divergent = self.evidence.slow, self.divergent
+        slow, divergent = self.evidence.standing.slow, self.divergent
         members = np.flatnonzero((slow | divergent) & (self.sampler.finer < FINEST))
         self.sampler.finer[members] = np.where(divergent[members], FINEST, 0)
         self.sampler.far |= slow

@@ -79,7 +79,7 @@ class _Climber:
         """Whether the level overlaps with the full data; if not, the next temper is chosen."""
         if self.way is None:
             return False
-        level, full = self.way.level, self.run.evidence.full_level(self.fold)
+        level, full = self.way.level, self.run.evidence.full.level(self.fold)
         if near(level, full) and join(level, full).overlap >= enough(level, full):
             return True
         if self.temper <= level.temper:
@@ -123,11 +123,11 @@ def climb(far: list[tuple[Run, Int[np.ndarray, " member"]]], bar: Progress) -> N
         _sample_rungs(left, number)
         left = [climber for climber in left if not climber.arrived()]
     for climber in left:
-        climber.run.evidence.stranded.append(climber.fold)
+        climber.run.evidence.ladder.stranded.append(climber.fold)
     for climber in everyone:
         evidence = climber.run.evidence
         if evidence.draws is None and climber.way is not None:
-            evidence.climbed.append(climber.way.finish(evidence.full_level(climber.fold)))
+            evidence.ladder.climbed.append(climber.way.finish(evidence.full.level(climber.fold)))
 
 
 @dataclass
@@ -177,13 +177,13 @@ class _Party:
         if run.evidence.draws is not None and went.any():
             members = np.array([climber.fold for climber in self.climbers])
             kept = (members, sampler.temper, self.scores, self.acceptance)
-            run.evidence.rungs.append(Rung(*(part[went] for part in kept)))
+            run.evidence.ladder.rungs.append(Rung(*(part[went] for part in kept)))
 
 
 def _sample_rungs(climbers: list[_Climber], number: int) -> None:
     """Run chains at the climbers' tempers; numbered, for randomness of their own."""
     first = climbers[0].run
-    draws = first.evidence.n_draws
+    draws = first.evidence.standing.draws
     if first.settings.memory == "online":
         draws = min(draws, MOST_ONLINE_DRAWS)
     by_run: dict[int, list[_Climber]] = {}

@@ -13,6 +13,7 @@ from foldwise.sampling.blocks import (
 )
 from foldwise.sampling.run import Run
 from foldwise.sampling.rungs import climb
+from foldwise.scores.recording import make_room
 from foldwise.support.progress import Progress
 
 # Times that the chains of a fold warm up again that are too slow for their length, or diverge.
@@ -21,9 +22,9 @@ MOST_TRIES = 2
 
 def sample(runs: Sequence[Run], draws: int, bar: Progress) -> None:
     """Take all chains of all runs ``draws`` further, recording every draw after warm-up."""
-    began, first = time.perf_counter(), runs[0].evidence.n_draws == 0
+    began, first = time.perf_counter(), runs[0].evidence.standing.draws == 0
     for run in runs:
-        run.make_room(draws)
+        make_room(run.evidence, draws)
     _advance(runs, draws, bar, f"folds of {_title(runs)}")
     if first:
         _settle(runs, draws, bar)
@@ -45,8 +46,7 @@ def _settle(runs: Sequence[Run], draws: int, bar: Progress) -> None:
             break
         _advance(runs, draws, bar, f"longer warm-up of {folds} folds", again)
     for run in runs:
-        if run.evidence.watch is not None:
-            run.evidence.watch.earlier = None
+        run.evidence.pace.watch.earlier = None
 
 
 def _advance(

@@ -63,7 +63,20 @@ def partner_draws(fit: Fit, folds: int) -> tuple[Float[np.ndarray, "chain draw d
     return positions, max(length // piece, 1) * piece
 
 
-def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
+@dataclass(frozen=True)
+class FullDraws:
+    """The full-data draws, and what they say of the folds.
+
+    ``positions`` are the draws, chains one after another, ``held_out`` the log density of all rows
+    outside each fold's training set at each draw, ``scores`` what they say of its test rows.
+    """
+
+    positions: Float[np.ndarray, "draw d"]
+    held_out: Float[np.ndarray, "fold draw"]
+    scores: FullData
+
+
+def full_data(model: Model, folds: Folds, fit: Fit) -> FullDraws:
     """Evaluate every fold's left-out rows at the full-data draws."""
     by_chain, length = partner_draws(fit, len(folds))
     chains, positions = len(by_chain), by_chain.reshape(-1, model.dimension)
@@ -82,7 +95,7 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullData:
         done += len(rows)
     log_mean = log_sum - np.log(len(positions))
     rows = log_mean[folds.test_rows]
-    return FullData(positions, chains, length, joint, held_out, rows)
+    return FullDraws(positions, held_out, FullData(joint, rows, chains, length))
 
 
 def _outside_training(rows: Float[np.ndarray, "draw row"], folds: Folds) -> np.ndarray:
@@ -121,7 +134,7 @@ def start_positions(
 
 
 def watched_coordinates(
-    fit: Fit, full: FullData, most: int = WATCHED
+    fit: Fit, full: FullDraws, most: int = WATCHED
 ) -> Int[np.ndarray, "fold direction"]:
     """The coordinates of each fold that are recorded to see how slowly its chains move.
 
@@ -129,14 +142,14 @@ def watched_coordinates(
     full-data fit, and half as many with which, over the full-data draws, the fold's score goes
     together most.
     """
-    folds, d = len(full.joint), fit.positions.shape[-1]
+    folds, d = len(full.held_out), fit.positions.shape[-1]
     if d <= most:
         return np.broadcast_to(np.arange(d), (folds, d))
     slowest = np.argsort(fit.ess, kind="stable")[: most // 2]
     some = np.linspace(0, len(full.positions) - 1, _WATCH_DRAWS).astype(int)
     positions = full.positions[some] - full.positions[some].mean(axis=0)
     positions /= np.maximum(positions.std(axis=0), np.finfo(float).tiny ** 0.5)
-    score = full.joint[:, some]
+    score = full.scores.joint[:, some]
     together = np.abs(np.nan_to_num(score - score.mean(axis=1, keepdims=True)) @ positions)
     together[:, slowest] = -1.0
     closest = np.argpartition(-together, most - most // 2, axis=1)[:, : most - most // 2]
@@ -144,7 +157,7 @@ def watched_coordinates(
 
 
 def pilot_positions(
-    full: FullData, pilots: int, chains: int, seed: int
+    full: FullDraws, pilots: int, chains: int, seed: int
 ) -> Float[np.ndarray, "pilot chain d"]:
     """Full-data draws for the pilots."""
     rng = generator(seed, Stream.PILOTS)

@@ -23,25 +23,15 @@ def estimate(evidence: Evidence, name: str, estimator: str) -> Estimate:
     """Score ``name`` of every fold."""
     if name in LOG_SCORES:
         return logscore.estimate(evidence, name, estimator)
-    rule = rule_of(name, evidence.folds)
-    contribution = rule.contribution
-    assert contribution is not None and evidence.observed is not None
+    contribution, finish = rule_of(name, evidence.folds).parts()
+    outcomes = evidence.outcomes_for(name)
     if contribution is CURVATURE:
-        return bridged_curvature(evidence, name, rule)
-    assert evidence.classes is not None
-    counts = np.ones(len(evidence.observed), int) if contribution.by_row else evidence.folds.n_test
-    context = Context(evidence.observed, counts, evidence.classes)
-    sample = sample_of(evidence, contribution)
-    if rule.finish is not None:
-        value, influence = rule.finish(sample, context)
-    else:
-        value_of = rule.value
-        assert value_of is not None
-        value, influence = jackknife(sample, lambda means: value_of(means, context))
+        return bridged_curvature(evidence, outcomes, name)
+    counts = np.ones(len(outcomes.observed), int) if contribution.by_row else evidence.folds.n_test
+    context = Context(outcomes.observed, counts, outcomes.classes)
+    value, influence = finish(sample_of(evidence, outcomes, contribution), context)
     found = assembled(evidence, name, value, influence, contribution.by_row)
-    if contribution.weights == "row":
-        found = replace(found, weighted=True, row_spread=found.row_variance)
-    return found
+    return replace(found, weighted=True) if contribution.weights == "row" else found
 
 
 def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
@@ -49,25 +39,31 @@ def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
 
     ``mcse`` is the Monte Carlo error of ``below`` plus half of ``equal``, at least 1 / n: where
     none of n draws fell on the other side, that is the sd of the probability that one does, which
-    is uniform a priori (Laplace's rule of succession). None without predictive draws.
+    is uniform a priori (Laplace's rule of succession). With the ``observed`` value; None without
+    predictive draws.
     """
-    if BELOW.name not in evidence.contributions:
+    outcomes = evidence.outcomes
+    if outcomes is None or BELOW.name not in outcomes.contributions:
         return None
-    sample = sample_of(evidence, BELOW)
+    sample = sample_of(evidence, outcomes, BELOW)
     _, influence = jackknife(sample, lambda means: means[..., 0] + 0.5 * means[..., 1])
     error = np.sqrt(sample.variance(influence))
-    error = np.maximum(error, 1.0 / (evidence.chains * sample.draws))
-    return {"below": sample.mean[:, 0], "equal": sample.mean[:, 1], "mcse": error}
+    error = np.maximum(error, 1.0 / sample.count)
+    return {
+        "below": sample.mean[:, 0],
+        "equal": sample.mean[:, 1],
+        "mcse": error,
+        "observed": outcomes.observed,
+    }
 
 
 def total_slope(evidence: Evidence, found: Estimate) -> float:
     """Slope of a score's total by the weighted sum of its rows or folds: 1 where it is that sum."""
     aggregate = find_rule(found.name).aggregate
-    if aggregate is None or not np.isfinite(found.score).any():
+    if aggregate is None or found.rows is None or not np.isfinite(found.score).any():
         return 1.0
-    assert found.rows is not None and evidence.observed is not None
     used = np.repeat(np.isfinite(found.score), evidence.folds.n_test)
-    weight, y = evidence.folds.test_weight[used], evidence.observed[used]
-    mean = float(np.average(found.rows[used], weights=weight))
+    weight, y = evidence.folds.test_weight[used], evidence.outcomes_for(found.name).observed[used]
+    mean = float(np.average(found.rows.score[used], weights=weight))
     variance = float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
     return float(aggregate.slope(mean, variance)) / float(weight.sum())

@@ -10,8 +10,6 @@ from jaxtyping import Bool, Float, Int
 from foldwise.folds.folds import Folds
 from foldwise.scores.diagnostics import (
     batch_means_variance,
-    draws_needed,
-    drifting,
     joined_blocks,
     series_variance,
     slow_limit,
@@ -23,19 +21,26 @@ from foldwise.scores.sums import BlockSums, RunningSums, Watch
 
 @dataclass(frozen=True)
 class FullData:
-    """The full-data draws as the folds see them.
+    """What the full-data draws say of the folds' test rows.
 
-    ``joint`` is the log density of each fold's test rows at each draw, ``held_out`` that of all
-    rows outside its training set, ``rows`` the log mean density of each test row. ``positions``
-    are the draws, ``chains`` chains one after another, in batches of ``length`` draws for errors.
+    ``joint`` is the log density of each fold's test rows at each draw, ``rows`` the log mean
+    density of each test row. Draws are those of ``chains`` chains one after another, in batches of
+    ``length`` draws for errors.
     """
 
-    positions: Float[np.ndarray, "draw d"]
+    joint: Float[np.ndarray, "fold draw"]
+    rows: Float[np.ndarray, " row"]
     chains: int
     length: int
-    joint: Float[np.ndarray, "fold draw"]
-    held_out: Float[np.ndarray, "fold draw"]
-    rows: Float[np.ndarray, " row"]
+
+    def level(self, fold: int) -> Level:
+        """The full data as the last level on a fold's way."""
+        return Level(1.0, self.joint[fold].reshape(self.chains, -1))
+
+    def variance(self, influence: Float[np.ndarray, "... draw"]) -> Float[np.ndarray, " ..."]:
+        """Monte Carlo variance of a mean over the full-data draws."""
+        by_chain = influence.reshape(*influence.shape[:-1], self.chains, -1)
+        return series_variance(by_chain, self.length)
 
 
 # What the draws of a fold contribute to the Hyvarinen score of the fold whose partner it is.
@@ -60,95 +65,155 @@ class FullCurvature:
 
 
 @dataclass
+class Ladder:
+    """What became of folds that overlap too little with the full data.
+
+    ``rungs`` are those of such folds where draws are stored, ``climbed`` their scores where they
+    are not, ``stranded`` the folds that rungs did not take to the full data.
+    """
+
+    rungs: list[Rung] = field(default_factory=list)
+    climbed: list[Climbed] = field(default_factory=list)
+    stranded: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Pace:
+    """How slowly the chains move: what ``watch`` sees of them, and what was measured by it.
+
+    ``time`` is the longest autocorrelation time of each fold, in draws, which the lengths of
+    batches follow; zero before it is measured.
+    """
+
+    watch: Watch
+    time: Float[np.ndarray, " fold"]
+
+    @classmethod
+    def empty(cls, folds: int, chains: int, directions: int, batch: int) -> Pace:
+        """Before the first draw."""
+        return cls(Watch.empty(folds, chains, directions, batch), np.zeros(folds))
+
+
+@dataclass
+class Outcomes:
+    """What other rules than the log score know of the test rows.
+
+    ``observed`` is the value of each test row, ``classes`` those that may occur. ``contributions``
+    are block sums of what each draw contributes, ``replicate`` the stored predictive draws of each
+    test row, ``full_curvature`` the full-data draws' side of the Hyvarinen score; the last two are
+    None where no rule needs them.
+    """
+
+    observed: Float[np.ndarray, " row"]
+    classes: Float[np.ndarray, " class"]
+    contributions: dict[str, BlockSums] = field(default_factory=dict)
+    replicate: Float[np.ndarray, "row chain draw"] | None = None
+    full_curvature: FullCurvature | None = None
+
+    def stored(self) -> Float[np.ndarray, "row chain draw"]:
+        """The stored predictive draws."""
+        if self.replicate is None:
+            raise ValueError("this score needs stored predictive draws, but the run kept none")
+        return self.replicate
+
+    def curvature(self) -> FullCurvature:
+        """The full-data draws' side of the Hyvarinen score."""
+        if self.full_curvature is None:
+            raise ValueError("a Hyvarinen score needs derivatives, but the run recorded none")
+        return self.full_curvature
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far the chains of the folds have come, as plain numbers.
+
+    Each of ``folds`` folds has ``chains`` chains of ``draws`` draws, ``count`` draws in all. Draws
+    are summed in blocks of ``length``, of which each chain has ``full_blocks`` full ones; a batch
+    of a fold is ``joined`` of them, more where its chains are slow. ``slowest_ess`` are its
+    effective draws in the direction in which its chains are slowest, and ``slow`` marks folds that
+    have too few of them, of those that have a posterior. ``undefined`` marks folds whose score is
+    not a number: of densities that are none, or of no posterior.
+    """
+
+    folds: int
+    chains: int
+    draws: int
+    count: int
+    length: int
+    full_blocks: int
+    joined: Int[np.ndarray, " fold"]
+    slowest_ess: Float[np.ndarray, " fold"]
+    slow: Bool[np.ndarray, " fold"]
+    undefined: Bool[np.ndarray, " fold"]
+
+
+def standing_of(
+    sums: RunningSums, time: Float[np.ndarray, " fold"], improper: Bool[np.ndarray, " fold"]
+) -> Standing:
+    """How far chains have come whose longest autocorrelation times are ``time``."""
+    folds, chains, draws = *sums.log_sum.shape[:2], int(sums.draws[0])
+    length, full_blocks, count = sums.length, sums.full_blocks, chains * draws
+    slowest_ess = count / np.maximum(time, 1.0)
+    return Standing(
+        folds,
+        chains,
+        draws,
+        count,
+        length,
+        full_blocks,
+        joined_blocks(time, length, full_blocks),
+        slowest_ess,
+        (slowest_ess < slow_limit(count)) & ~improper,
+        (sums.undefined > 0) | improper,
+    )
+
+
+@dataclass
 class Evidence:
     """What sampling has recorded.
 
     ``partner`` and ``previous`` are positions of folds: whose draws bridge this fold's score (the
     number of folds stands for the full data, -1 for none), and whose score this fold's draws
-    bridge. ``full`` is the joint log density of each fold's test rows at the full-data draws,
-    ``full_chains`` chains after one another, ``full_rows`` the log of its mean for each test row.
-    ``rungs`` are those of folds that overlap too little with the full data, ``climbed`` what became
-    of them where draws are not stored, ``stranded`` the folds that rungs did not take to the full
-    data. For other rules than the log score, ``contributions`` are block sums of what each draw
-    contributes, ``replicate`` the stored predictive draws of each test row, ``observed`` its
-    observed value, ``classes`` those that may occur. ``position`` are the folds' draws, where they
-    are kept. ``watch`` sees how slowly the chains move, and ``time`` is the longest autocorrelation
-    time of each fold, in draws, which the lengths of batches follow; ``full_length`` is that of
-    batches of full-data draws. ``improper`` marks folds that have no posterior.
+    bridge. ``improper`` marks folds that have no posterior. ``draws`` are the log scores of all
+    draws, None where running sums are kept alone; ``position`` are the folds' draws, where they are
+    kept. There are ``outcomes`` where a rule other than the log score needs them, or predictive
+    draws are kept. ``standing`` follows from the rest, and is taken whenever the chains stop.
     """
 
     folds: Folds
     partner: Int[np.ndarray, " fold"]
     previous: Int[np.ndarray, " fold"]
+    improper: Bool[np.ndarray, " fold"]
+    full: FullData
     sums: RunningSums
-    draws: Float[np.ndarray, "fold chain draw target"] | None
-    full: Float[np.ndarray, "fold draw"]
-    full_chains: int
-    full_rows: Float[np.ndarray, " row"]
-    rungs: list[Rung] = field(default_factory=list)
-    climbed: list[Climbed] = field(default_factory=list)
-    stranded: list[int] = field(default_factory=list)
-    contributions: dict[str, BlockSums] = field(default_factory=dict)
-    replicate: Float[np.ndarray, "row chain draw"] | None = None
+    pace: Pace
+    ladder: Ladder = field(default_factory=Ladder)
+    draws: Float[np.ndarray, "fold chain draw target"] | None = None
     position: Float[np.ndarray, "fold chain draw d"] | None = None
-    observed: Float[np.ndarray, " row"] | None = None
-    classes: Float[np.ndarray, " class"] | None = None
-    full_curvature: FullCurvature | None = None
-    watch: Watch | None = None
-    time: Float[np.ndarray, " fold"] | None = None
-    full_length: int | None = None
-    improper: Bool[np.ndarray, " fold"] | None = None
+    outcomes: Outcomes | None = None
+    standing: Standing = field(init=False)
 
-    @property
-    def undefined(self) -> Bool[np.ndarray, " fold"]:
-        """Folds whose score is not a number: of densities that are none, or of no posterior."""
-        found = self.sums.undefined > 0
-        return found if self.improper is None else found | self.improper
+    def __post_init__(self) -> None:
+        self.standing = standing_of(self.sums, self.pace.time, self.improper)
 
     def measure(self) -> None:
-        """Find out how slowly the chains move."""
-        if self.watch is not None:
-            self.time = slowest_time(self.sums, self.watch)
+        """Find out how far the chains have come, and how slowly they move."""
+        self.pace.time = slowest_time(self.sums, self.pace.watch)
+        self.standing = standing_of(self.sums, self.pace.time, self.improper)
 
     def forget(self, members: Int[np.ndarray, " fold"]) -> None:
         """Forget all draws of the folds ``members``, which are then made anew."""
         served = self.previous[members]
-        for name, kept in self.contributions.items():
+        for name, kept in self.outcomes.contributions.items() if self.outcomes else ():
             kept.forget(served[served >= 0] if name == PASSED else members)
         self.sums.forget(members)
-        if self.watch is not None:
-            self.watch.forget(members)
+        self.pace.watch.forget(members)
 
-    @property
-    def joined(self) -> Int[np.ndarray, " fold"]:
-        """Blocks of draws in a batch of each fold: more where its chains are slow."""
-        if self.time is None:
-            return np.ones(len(self.folds), np.int64)
-        return joined_blocks(self.time, self.sums.length, self.sums.full_blocks)
-
-    @property
-    def slowest_ess(self) -> Float[np.ndarray, " fold"]:
-        """Effective draws of each fold in the direction in which its chains are slowest."""
-        if self.time is None:
-            return np.full(len(self.folds), np.nan)
-        return self.chains * self.n_draws / np.maximum(self.time, 1.0)
-
-    @property
-    def slow(self) -> Bool[np.ndarray, " fold"]:
-        """Folds whose chains are too slow for their length, of those that have a posterior."""
-        slow = self.slowest_ess < slow_limit(self.chains * self.n_draws)
-        return slow if self.improper is None else slow & ~self.improper
-
-    @property
-    def draws_needed(self) -> int:
-        """Draws of each chain at which no fold's chains would be too slow, by their times now."""
-        return draws_needed(self.slowest_ess, self.chains, self.n_draws)
-
-    @property
-    def drifting(self) -> Bool[np.ndarray, " fold"]:
-        """Folds whose chains were still on their way together."""
-        nothing = np.zeros(len(self.folds), bool)
-        return nothing if self.watch is None else drifting(self.watch)
+    def outcomes_for(self, name: str) -> Outcomes:
+        """What is known of the test rows, which the score ``name`` needs."""
+        if self.outcomes is None:
+            raise ValueError(f"{name} needs what it was not recorded for; run again with {name}")
+        return self.outcomes
 
     def variance_of(
         self,
@@ -159,54 +224,59 @@ class Evidence:
 
         ``members`` are the folds whose draws they are; None: each fold in turn.
         """
-        joined = self.joined if members is None else self.joined[members]
-        return batch_means_variance(blocks, self.sums.length, self.n_draws, joined)
-
-    @property
-    def chains(self) -> int:
-        """Chains of each fold."""
-        return self.sums.log_sum.shape[1]
-
-    @property
-    def n_draws(self) -> int:
-        """Draws of each chain."""
-        return int(self.sums.draws[0])
-
-    def full_level(self, fold: int) -> Level:
-        """The full data as the last level on a fold's way."""
-        return Level(1.0, self.full[fold].reshape(self.full_chains, -1))
+        now = self.standing
+        joined = now.joined if members is None else now.joined[members]
+        return batch_means_variance(blocks, now.length, now.draws, joined)
 
     def first(self, draws: int, blocks: bool) -> Evidence:
         """What the first ``draws`` draws of every chain recorded, from stored draws.
 
         ``blocks`` asks for the sums by row and the contributions too, which are only kept by block
-        of ``sums.length`` draws: ``draws`` must then end a block, and blocks keep their length.
+        of ``standing.length`` draws: ``draws`` must then end a block, and blocks keep their length.
         What is kept over whole chains (rows' squares and largest values) becomes unknown. Without
         ``blocks`` there are none of these, and blocks have the length of a run of ``draws``.
         """
         if self.draws is None:
             raise ValueError("the first draws of a run need stored draws, but this one kept sums")
-        length, chains = self.sums.length, self.chains
-        stored = self.draws[:, :, :draws]
-        sums = RunningSums.empty(len(self.folds), chains, length if blocks else self.sums.batch)
-        sums.update(np.arange(len(self.folds)), stored)
-        count, contributions = -(-draws // length), {}
-        if blocks:
-            if self.sums.rows is not None:
-                sums.rows = self.sums.rows.first(count)
-            contributions = {
-                name: replace(kept, total=kept.total[:, :, :count])
-                for name, kept in self.contributions.items()
-            }
+        length, chains, folds = self.standing.length, self.standing.chains, self.standing.folds
+        stored, count = self.draws[:, :, :draws], -(-draws // length)
+        sums = RunningSums.empty(folds, chains, length if blocks else self.sums.batch)
+        sums.update(np.arange(folds), stored)
+        if blocks and self.sums.rows is not None:
+            sums.rows = self.sums.rows.first(count)
+        rungs = [replace(rung, scores=rung.scores[..., :draws]) for rung in self.ladder.rungs]
         return replace(
             self,
             sums=sums,
             draws=stored,
-            rungs=[replace(rung, scores=rung.scores[..., :draws]) for rung in self.rungs],
-            contributions=contributions,
-            replicate=None if self.replicate is None else self.replicate[..., :draws],
+            ladder=replace(self.ladder, rungs=rungs),
+            outcomes=self.outcomes and _first_outcomes(self.outcomes, draws, count * blocks),
             position=None,
         )
+
+
+def _first_outcomes(outcomes: Outcomes, draws: int, blocks: int) -> Outcomes:
+    """What is left of ``outcomes`` after ``draws`` draws, or that many blocks; 0: no sums."""
+    contributions = {
+        name: replace(kept, total=kept.total[:, :, :blocks])
+        for name, kept in outcomes.contributions.items()
+        if blocks
+    }
+    kept = None if outcomes.replicate is None else outcomes.replicate[..., :draws]
+    return replace(outcomes, contributions=contributions, replicate=kept)
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Scores of all test rows and their Monte Carlo variances.
+
+    ``spread`` is the variance of each row's averaged quantity over draws, where draws count by the
+    row's density: the rows with the most of it have their tails fitted.
+    """
+
+    score: Float[np.ndarray, " row"]
+    variance: Float[np.ndarray, " row"]
+    spread: Float[np.ndarray, " row"]
 
 
 @dataclass(frozen=True)
@@ -236,20 +306,10 @@ class Estimate:
     bridged: Bool[np.ndarray, " fold"]
     full_score: Float[np.ndarray, " fold"]
     weight: Float[np.ndarray, " fold"]
-    rows: Float[np.ndarray, " row"] | None = None
-    row_variance: Float[np.ndarray, " row"] | None = None
-    row_spread: Float[np.ndarray, " row"] | None = None
+    stranded: Bool[np.ndarray, " fold"]
+    unsettled: Bool[np.ndarray, " fold"]
+    rows: RowScores | None = None
     weighted: bool = True
-    stranded: Bool[np.ndarray, " fold"] | None = None
-    unsettled: Bool[np.ndarray, " fold"] | None = None
-
-
-def full_variance(
-    evidence: Evidence, influence: Float[np.ndarray, "... draw"]
-) -> Float[np.ndarray, " ..."]:
-    """Monte Carlo variance of a mean over the full-data draws."""
-    by_chain = influence.reshape(*influence.shape[:-1], evidence.full_chains, -1)
-    return series_variance(by_chain, evidence.full_length)
 
 
 def fold_variance(

@@ -17,7 +17,8 @@ from foldwise.scores.evidence import (
     Estimate,
     Evidence,
     FullCurvature,
-    FullData,
+    Ladder,
+    Outcomes,
 )
 from foldwise.scores.rule import (
     Context,
@@ -25,11 +26,10 @@ from foldwise.scores.rule import (
     Drawn,
     Features,
     Means,
-    Rule,
     Sample,
 )
 from foldwise.scores.rungs import LEAST_OVERLAP
-from foldwise.scores.units import assembled, sample_of, unpadded
+from foldwise.scores.units import FullSide, assembled, sample_of, unpadded
 from foldwise.support.special import expit, log_expit
 
 
@@ -51,35 +51,35 @@ def hyvarinen(means: Means, _: Context) -> np.ndarray:
 
 
 def log_weight_of(
-    evidence: Evidence,
+    outcomes: Outcomes,
+    partner: Int[np.ndarray, " fold"],
     members: Int[np.ndarray, " fold"],
     joint: Float[np.ndarray, "fold chain draw"],
 ) -> Float[np.ndarray, "fold chain draw"]:
     """Log weight of each draw: log l, or with a partner log of l / (exp(node) + l)."""
-    assert evidence.full_curvature is not None
-    node = evidence.full_curvature.node[members][:, None, None]
-    bridged = (evidence.partner[members] >= 0)[:, None, None]
+    node = outcomes.curvature().node[members][:, None, None]
+    bridged = (partner[members] >= 0)[:, None, None]
     return np.where(bridged, log_expit(joint - node), joint)
 
 
 def record_passed(
     evidence: Evidence,
+    outcomes: Outcomes,
     members: Int[np.ndarray, " fold"],
     joint: Float[np.ndarray, "fold chain draw target"],
     extras: dict[str, Float[np.ndarray, "fold chain draw target slot"]],
 ) -> None:
     """What these folds' draws say of the test rows of the folds whose partner they are."""
-    assert evidence.full_curvature is not None
     serving = np.flatnonzero(evidence.previous[members] >= 0)
     if not serving.size:
         return
     served = evidence.previous[members[serving]]
     counts = evidence.folds.n_test[served]
     d, dd = (unpadded(extras[name][serving, :, :, 1], counts) for name in ("first", "second"))
-    node = evidence.full_curvature.node[served][:, None, None]
+    node = outcomes.curvature().node[served][:, None, None]
     away = np.repeat(expit(node - joint[serving, ..., 1]), counts, axis=0)
     values = partner_features(away, d, dd)
-    evidence.contributions[PASSED].update(served, values)
+    outcomes.contributions[PASSED].update(served, values)
 
 
 def partner_features(away: np.ndarray, d: np.ndarray, dd: np.ndarray) -> np.ndarray:
@@ -88,11 +88,10 @@ def partner_features(away: np.ndarray, d: np.ndarray, dd: np.ndarray) -> np.ndar
 
 
 def full_curvature(
-    evidence: Evidence, model: Model, full: FullData, own_draws: int
+    evidence: Evidence, model: Model, positions: Float[np.ndarray, "draw d"], own_draws: int
 ) -> FullCurvature:
-    """The full-data draws' side of the Hyvarinen score."""
-
-    folds, count = evidence.folds, full.joint.shape[1]
+    """The side of the Hyvarinen score of the full-data draws, which are at ``positions``."""
+    folds, full, count = evidence.folds, evidence.full, len(positions)
     node = guess(full.joint, evidence.partner, own_draws)
     draws, length = count // full.chains, full.length
     blocks = -(-draws // length)
@@ -103,7 +102,7 @@ def full_curvature(
     entries = concatenated_ranges(folds.test_start, served)
     rows, counts = folds.test_rows[entries], folds.n_test[served]
     done = 0
-    for d, dd in derivatives_at(model, full.positions):
+    for d, dd in derivatives_at(model, positions):
         away = expit(node[served, None] - full.joint[served, done : done + len(d)])
         d, dd = d[:, rows].T, dd[:, rows].T
         values = partner_features(np.repeat(away, counts, axis=0), d, dd)
@@ -117,7 +116,7 @@ def full_curvature(
     return FullCurvature(node, total, length, draws)
 
 
-def bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
+def bridged_curvature(evidence: Evidence, outcomes: Outcomes, name: str) -> Estimate:
     """Hyvarinen score of each fold's test rows, pooled with the draws of its bridge partner.
 
     The predictive density of the test rows is q = E[l] over the fold's posterior. Derivatives of
@@ -129,19 +128,18 @@ def bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
     holds for any node; without a partner w = l and v = 1. Where the two posteriors hardly overlap,
     the partner's draws alone serve: v = 0 and w = 1.
     """
-    folds, sums, full = evidence.folds, evidence.sums, evidence.full_curvature
-    score, nothing = rule.value, Context(np.zeros(0), np.zeros(0, int), np.zeros(0))
-    assert full is not None and score is not None
-    own = sample_of(evidence, CURVATURE)
+    folds, now, full = evidence.folds, evidence.standing, outcomes.curvature()
+    nothing = Context(np.zeros(0), np.zeros(0, int), np.zeros(0))
+    own = sample_of(evidence, outcomes, CURVATURE)
     partner = np.repeat(evidence.partner, folds.n_test)
     with_full, with_fold = partner == len(folds), (partner >= 0) & (partner < len(folds))
     other = np.tile([1.0, 0.0, 0.0], (len(partner), 1))
     # rungs have no part in this, whether the log score needed them or not
-    alone = replace(evidence, rungs=[], climbed=[], stranded=[])
+    alone = replace(evidence, ladder=Ladder())
     overlap = logscore.estimate(alone, "log", "auto").overlap
     far = ~(overlap >= LEAST_OVERLAP) & (evidence.partner == len(folds))
     theirs = Sample(
-        _full_side(evidence, far)[with_full],
+        _full_side(full, np.repeat(far, folds.n_test))[with_full],
         full.length,
         full.draws,
         full.draws // full.length,
@@ -150,12 +148,12 @@ def bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
     if with_full.any():
         other[with_full] = theirs.mean
     if with_fold.any():
-        kept = evidence.contributions[PASSED].total[with_fold]
-        passed = Sample(kept, sums.length, evidence.n_draws, sums.full_blocks)
+        kept = outcomes.contributions[PASSED].total[with_fold]
+        passed = Sample(kept, now.length, now.draws, now.full_blocks)
         other[with_fold] = passed.mean
 
     def pooled(own_means: np.ndarray, other_means: np.ndarray) -> np.ndarray:
-        return score(_pooled_means(own_means, other_means), nothing)
+        return hyvarinen(_pooled_means(own_means, other_means), nothing)
 
     mean = own.mean
     value = pooled(mean, other)
@@ -169,13 +167,14 @@ def bridged_curvature(evidence: Evidence, name: str, rule: Rule) -> Estimate:
             target[where] = sample.influence(value[where], left_out)
             corrected[where] += target[where].mean(axis=(1, 2))
     weight = np.repeat(folds.fold_weight, folds.n_test)
-    found = assembled(evidence, name, corrected, influence, True, from_folds, from_full, weight)
+    theirs_too = FullSide(from_full, full)
+    found = assembled(evidence, name, corrected, influence, True, from_folds, theirs_too, weight)
     overlap = np.where(far, np.nan, overlap)
     found = replace(found, overlap=overlap, bridged=evidence.partner >= 0)
     if name == "hyvarinen_pointwise":
         return found
     # the score is of whole test sets, so its units are folds
-    return replace(found, rows=None, row_variance=None)
+    return replace(found, rows=None)
 
 
 def _pooled_means(own: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -188,11 +187,9 @@ def _pooled_means(own: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _full_side(
-    evidence: Evidence, far: Bool[np.ndarray, " fold"]
+    full: FullCurvature, far: Bool[np.ndarray, " row"]
 ) -> Float[np.ndarray, "row chain block feature"]:
-    """Sums over full-data draws; unweighted for folds that overlap little."""
-    full = evidence.full_curvature
-    assert full is not None
-    alone = np.repeat(far, evidence.folds.n_test)[:, None, None, None]
+    """Sums over full-data draws; unweighted for rows of folds that overlap little."""
+    alone = far[:, None, None, None]
     unweighted = np.concatenate([np.zeros_like(full.total[..., :1]), full.total[..., 3:]], axis=-1)
     return np.where(alone, unweighted, full.total[..., :3])

@@ -9,7 +9,13 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.scores import bridge
 from foldwise.scores.diagnostics import ACCEPTANCE_LIMIT, block_means
-from foldwise.scores.evidence import Estimate, Evidence, fold_variance, full_variance
+from foldwise.scores.evidence import (
+    Estimate,
+    Evidence,
+    RowScores,
+    Standing,
+    fold_variance,
+)
 from foldwise.scores.rungs import Climbed, Level, Way, join
 from foldwise.scores.sums import RowSums, RunningSums
 from foldwise.support.special import log_expit, logsumexp
@@ -42,16 +48,16 @@ class _Side:
 
 def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     """log p(test rows | training rows) of each fold, by the plain mean or the bridge."""
-    sums, folds = evidence.sums, len(evidence.folds)
-    side = _mean_side(sums)
+    now, full = evidence.standing, evidence.full
+    folds, side = now.folds, _mean_side(evidence.sums, now)
     log_r, own = side.log_mean[:, 0], side.blocks[:, 0]
     spread, lap = side.spread[:, 0], np.full(folds, np.nan)
     own_variance = evidence.variance_of(own)
     partner_variance = np.zeros(folds)
-    bridged = (evidence.partner >= 0) & (estimator != "mean") & ~evidence.undefined
-    bridged &= np.isfinite(evidence.full).all(axis=1)
+    bridged = (evidence.partner >= 0) & (estimator != "mean") & ~now.undefined
+    bridged &= np.isfinite(full.joint).all(axis=1)
     passed = np.zeros_like(own)  # influence of each fold's draws on the score of the previous one
-    full_influence = np.zeros((folds, evidence.full.shape[1] if bridged.any() else 0))
+    full_influence = np.zeros((folds, full.joint.shape[1] if bridged.any() else 0))
     if bridged.any():
         result = _bridge(evidence, np.flatnonzero(bridged))
         members = result.members
@@ -63,21 +69,21 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
     # second-order bias of log means: one on top, one below
     correction = 0.5 * own_variance - 0.5 * partner_variance
     rung_variance = np.zeros(folds)
-    noise = own_variance * evidence.chains * evidence.n_draws
-    stranded, unsettled = np.isin(np.arange(folds), evidence.stranded), np.zeros(folds, bool)
+    noise = own_variance * now.count
+    stranded, unsettled = np.isin(np.arange(folds), evidence.ladder.stranded), np.zeros(folds, bool)
     for way in climbed(evidence):
         k = way.fold
         log_r[k], correction[k], lap[k], bridged[k] = way.log_r, way.correction, way.overlap, True
         own[k] = 1.0 if way.own is None else way.own
         own_variance[k] = evidence.variance_of(own[[k]], np.array([k]))[0]
         spread[k], noise[k], rung_variance[k] = way.spread, way.noise, way.rung_variance
-        full_influence[k] = way.full_influence(evidence.full[k])
-        partner_variance[k] = full_variance(evidence, full_influence[k])
-        if not way.settled or k in evidence.stranded:
+        full_influence[k] = way.full_influence(full.joint[k])
+        partner_variance[k] = full.variance(full_influence[k])
+        if not way.settled or stranded[k]:
             rung_variance[k] = np.inf  # nobody knows how far off
         unsettled[k] = not way.settled or way.acceptance < ACCEPTANCE_LIMIT
     elpd = log_r + correction
-    elpd = np.where(evidence.undefined, np.nan, elpd)
+    elpd = np.where(now.undefined, np.nan, elpd)
     weight = np.where(np.isfinite(elpd), evidence.folds.fold_weight, 0.0)
     shared = weight @ full_influence
     return Estimate(
@@ -87,7 +93,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         own_variance=fold_variance(evidence, weight, own, passed)
         + float(weight[weight > 0] ** 2 @ rung_variance[weight > 0]),
         full_influence=shared,
-        full_variance=float(full_variance(evidence, shared)) if shared.size else 0.0,
+        full_variance=float(full.variance(shared)) if shared.size else 0.0,
         spread=spread,
         noise=noise,
         overlap=lap,
@@ -102,8 +108,8 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
 def climbed(evidence: Evidence) -> list[Climbed]:
     """Scores of the folds that needed rungs."""
     if evidence.draws is None:
-        return evidence.climbed
-    members = np.concatenate([np.zeros(0, int), *(rung.members for rung in evidence.rungs)])
+        return evidence.ladder.climbed
+    members = np.concatenate([np.zeros(0, int), *(rung.members for rung in evidence.ladder.rungs)])
     return [_from_stored(evidence, evidence.draws, int(fold)) for fold in np.unique(members)]
 
 
@@ -111,30 +117,29 @@ def _from_stored(
     evidence: Evidence, draws: Float[np.ndarray, "fold chain draw target"], fold: int
 ) -> Climbed:
     way = Way(fold, Level(0.0, draws[fold, ..., 0]), evidence.sums.batch, True)
-    for rung in evidence.rungs:
+    for rung in evidence.ladder.rungs:
         for k in np.flatnonzero(rung.members == fold):
             above = Level(float(rung.temper[k]), rung.scores[k], float(rung.acceptance[k]))
             way.take(join(way.level, above), above)
-    return way.finish(evidence.full_level(fold))
+    return way.finish(evidence.full.level(fold))
 
 
 def _full_score(evidence: Evidence) -> Float[np.ndarray, " fold"]:
     """log p(test rows | all rows) of each fold: the full-data score of the same rows."""
     with np.errstate(invalid="ignore"):
-        return logsumexp(evidence.full, axis=1) - np.log(evidence.full.shape[1])
+        return logsumexp(evidence.full.joint, axis=1) - np.log(evidence.full.joint.shape[1])
 
 
-def _mean_side(sums: RunningSums) -> _Side:
+def _mean_side(sums: RunningSums, now: Standing) -> _Side:
     """The plain mean of the test rows' likelihood over a fold's draws."""
-    draws, chains = int(sums.draws[0]), sums.log_sum.shape[1]
-    log_mean = logsumexp(sums.log_sum, axis=(1, 2)) - np.log(draws * chains)
+    log_mean = logsumexp(sums.log_sum, axis=(1, 2)) - np.log(now.count)
     with np.errstate(invalid="ignore", over="ignore"):
-        relative = sums.log_sum[..., : sums.full_blocks] - log_mean[:, None, None]
-        blocks = np.exp(relative) / sums.length
-        second = np.exp(logsumexp(sums.log_square, axis=1) - np.log(draws * chains) - 2 * log_mean)
+        relative = sums.log_sum[..., : now.full_blocks] - log_mean[:, None, None]
+        blocks = np.exp(relative) / now.length
+        second = np.exp(logsumexp(sums.log_square, axis=1) - np.log(now.count) - 2 * log_mean)
     blocks = np.where(np.isfinite(log_mean)[:, None, None], blocks, 1.0)
     empty = np.full((len(log_mean), 1), np.nan)
-    return _Side(log_mean[:, None], blocks[:, None], empty, _unbiased(second, draws * chains))
+    return _Side(log_mean[:, None], blocks[:, None], empty, _unbiased(second, now.count))
 
 
 def _unbiased(second: np.ndarray, draws: int) -> np.ndarray:
@@ -157,7 +162,8 @@ class _Bridged:
 
 
 def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged:
-    sums, folds = evidence.sums, len(evidence.folds)
+    sums, now, full = evidence.sums, evidence.standing, evidence.full
+    folds = now.folds
     with_full = evidence.partner[members] == folds
     log_odds = np.where(with_full, log_draw_odds(evidence, members), 0.0)
     if sums.grid is not None:
@@ -178,18 +184,18 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
 
     mix, inside = _node_weights(nodes, own.log_mean + log_odds[:, None] - log_b)
     mix = mix * inside[:, None]
-    passed = np.zeros((folds, evidence.chains, sums.full_blocks))
+    passed = np.zeros((folds, now.chains, now.full_blocks))
     partner_variance = np.zeros(len(members))
     if other_folds.size:
         blocks = np.einsum("kg,kglb->klb", mix[other_folds], theirs.blocks)
         passed[from_folds] = blocks
         partner_variance[other_folds] = evidence.variance_of(blocks, from_folds)
-    full_influence = np.zeros((folds, evidence.full.shape[1]))
+    full_influence = np.zeros((folds, full.joint.shape[1]))
     for node, terms in enumerate(log_terms):
         relative = np.exp(terms - log_b[with_full, node, None]) - 1.0
         full_influence[members[with_full]] += mix[with_full, node, None] * relative
     if with_full.any():
-        partner_variance[with_full] = full_variance(evidence, full_influence[members[with_full]])
+        partner_variance[with_full] = full.variance(full_influence[members[with_full]])
 
     def at_root(values: np.ndarray) -> np.ndarray:
         return np.einsum("kg,kg...->k...", mix, values)
@@ -215,17 +221,15 @@ def log_draw_odds(
     Autocorrelation times are those of the log score, by batch means; rough, but the bridge's
     error is flat around the optimum.
     """
-    sums = evidence.sums
-    counts = sums.block_draws
-    total = sums.total[members][..., : len(counts)]
-    square = sums.square[members][..., : len(counts)]
-    draws, full_draws = evidence.chains * evidence.n_draws, evidence.full.shape[1]
-    full = evidence.full[members]
+    sums, now, full = evidence.sums, evidence.standing, evidence.full.joint[members]
+    used = -(-now.draws // now.length)
+    total, square = sums.total[members][..., :used], sums.square[members][..., :used]
+    draws, full_draws = now.count, full.shape[1]
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = square.sum(axis=(1, 2)) / draws - (total.sum(axis=(1, 2)) / draws) ** 2
-        blocks = total[..., : sums.full_blocks] / sums.length
+        blocks = total[..., : now.full_blocks] / now.length
         own = evidence.variance_of(blocks, members) * draws / spread
-        theirs = full_variance(evidence, full) * full_draws / full.var(axis=1)
+        theirs = evidence.full.variance(full) * full_draws / full.var(axis=1)
     own, theirs = (np.clip(np.nan_to_num(t, nan=1.0), 0.5, 20.0) for t in (own, theirs))
     return np.log(draws / own) - np.log(full_draws / theirs)
 
@@ -245,12 +249,12 @@ def _stored_nodes(
 ) -> Float[np.ndarray, "member 1"]:
     """The optimal bridge constant of each fold, from stored draws."""
     nodes = np.empty((len(members), 1))
-    full = evidence.partner[members] == len(evidence.folds)
+    full = evidence.partner[members] == evidence.standing.folds
     for group in (np.flatnonzero(full), np.flatnonzero(~full)):
         if group.size:
             own = draws[members[group], ..., 0].reshape(len(group), -1)
             if full[group[0]]:
-                theirs = evidence.full[members[group]]
+                theirs = evidence.full.joint[members[group]]
             else:
                 partner = evidence.partner[members[group]]
                 theirs = draws[partner, ..., 1].reshape(len(group), -1)
@@ -265,17 +269,17 @@ def _fold_side(
     nodes: Float[np.ndarray, "member node"],
 ) -> _Side:
     """Averages of expit(log l - node), or of expit(node - log l) for target 1, over fold draws."""
-    sums, count = evidence.sums, evidence.chains * evidence.n_draws
+    sums, now, count = evidence.sums, evidence.standing, evidence.standing.count
     if sums.grid is not None:
         grid = np.moveaxis(sums.grid.total[members, target], -1, 1)  # fold node chain block
         mean = grid.sum(axis=(2, 3)) / count
         square = sums.grid.square[members, target].sum(axis=1)
-        blocks = grid[..., : sums.full_blocks] / sums.length
+        blocks = grid[..., : now.full_blocks] / now.length
     else:
         sign, stored = 1.0 if target == 0 else -1.0, _stored(evidence)
         value = np.exp(log_expit(sign * (stored[members, ..., target] - nodes[..., None])))
         mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
-        blocks = block_means(value, sums.length)[:, None]
+        blocks = block_means(value, now.length)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.where(mean[..., None, None] > 0, blocks / mean[..., None, None], 1.0)
         lap = np.where(square > 0, bridge.effective(mean * count, square), 0.0)
@@ -289,7 +293,7 @@ def _full_terms(
     """log expit(node - log l) at the full-data draws, for each node."""
     if not members.size:
         return []
-    return [log_expit(nodes[:, [g]] - evidence.full[members]) for g in range(nodes.shape[1])]
+    return [log_expit(nodes[:, [g]] - evidence.full.joint[members]) for g in range(nodes.shape[1])]
 
 
 def _node_weights(
@@ -323,22 +327,21 @@ def _by_row(evidence: Evidence, by_row: RowSums) -> Estimate:
     Rows of a fold share their draws, so the fold's Monte Carlo variance is that of the sum of
     the rows' influences l_i / mean(l_i).
     """
-    sums, folds = evidence.sums, evidence.folds
-    count = evidence.chains * evidence.n_draws
+    now, folds, count = evidence.standing, evidence.folds, evidence.standing.count
     log_mean = logsumexp(by_row.log_sum, axis=(1, 2)) - np.log(count)
     bad = ~np.isfinite(log_mean)
     with np.errstate(invalid="ignore", over="ignore"):
-        blocks = np.exp(by_row.log_sum[..., : sums.full_blocks] - log_mean[:, None, None])
-        blocks = np.where(bad[:, None, None], 1.0, blocks / sums.length)
+        blocks = np.exp(by_row.log_sum[..., : now.full_blocks] - log_mean[:, None, None])
+        blocks = np.where(bad[:, None, None], 1.0, blocks / now.length)
         second = np.exp(logsumexp(by_row.log_square, axis=1) - np.log(count) - 2.0 * log_mean)
-    row_fold = np.repeat(np.arange(len(folds)), folds.n_test)
+    row_fold = np.repeat(np.arange(now.folds), folds.n_test)
     row_variance = evidence.variance_of(blocks, row_fold)
     rows = log_mean + 0.5 * row_variance
     row_spread = np.where(bad, 0.0, np.maximum(second - 1.0, 0.0) * count / (count - 1))
 
     start = folds.test_start[:-1]
     elpd = np.add.reduceat(rows, start)
-    elpd = np.where(evidence.undefined, np.nan, elpd)
+    elpd = np.where(now.undefined, np.nan, elpd)
     usable = np.repeat(np.isfinite(elpd), folds.n_test)
     row_weight = np.where(usable, folds.test_weight, 0.0)
     plain = evidence.variance_of(np.add.reduceat(blocks, start))
@@ -352,11 +355,11 @@ def _by_row(evidence: Evidence, by_row: RowSums) -> Estimate:
         full_variance=0.0,
         spread=np.add.reduceat(row_spread, start),
         noise=np.add.reduceat(row_variance, start) * count,
-        overlap=np.full(len(folds), np.nan),
-        bridged=np.zeros(len(folds), bool),
-        full_score=np.add.reduceat(evidence.full_rows, start),
+        overlap=np.full(now.folds, np.nan),
+        bridged=np.zeros(now.folds, bool),
+        full_score=np.add.reduceat(evidence.full.rows, start),
         weight=np.where(np.isfinite(elpd), folds.fold_weight, 0.0),
-        rows=rows,
-        row_variance=row_variance,
-        row_spread=row_spread,
+        stranded=np.zeros(now.folds, bool),
+        unsettled=np.zeros(now.folds, bool),
+        rows=RowScores(rows, row_variance, row_spread),
     )

@@ -13,6 +13,8 @@ from foldwise.scores.diagnostics import batch_means_variance
 
 Features = Float[np.ndarray, "unit chain draw feature"]
 Means = Float[np.ndarray, "unit ... feature"]
+# finish(sample, context): scores of the units, and the influence of each block on them
+Finish = Callable[..., tuple[np.ndarray, np.ndarray]]
 
 
 class Drawn(NamedTuple):
@@ -79,10 +81,21 @@ class Rule:
     title: str
     contribution: Contribution | None = None
     value: Callable[[Means, Context], np.ndarray] | None = None
-    finish: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
+    finish: Finish | None = None
     aggregate: Aggregate | None = None
     error: bool = False
     discrete: bool = False
+
+    def parts(self) -> tuple[Contribution, Finish]:
+        """What draws contribute, and how its sums become scores and influences of blocks."""
+        contribution, value = self.contribution, self.value
+        if contribution is not None and self.finish is not None:
+            return contribution, self.finish
+        if contribution is None or value is None:
+            raise ValueError(f"a rule needs a contribution and a value, but {self.title} has none")
+        return contribution, lambda sample, context: jackknife(
+            sample, lambda means: value(means, context)
+        )
 
     @property
     def sign(self) -> float:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import concatenated_ranges
 from foldwise.scores.diagnostics import batch_means_variance
 from foldwise.scores.evidence import (
     Estimate,
     Evidence,
     FullCurvature,
+    Outcomes,
+    RowScores,
+    Standing,
     fold_variance,
 )
 from foldwise.scores.rule import (
@@ -26,18 +31,21 @@ _CHUNK = 2**22
 
 
 def drawn_of(
-    evidence: Evidence, members: Int[np.ndarray, " fold"], by_row: dict[str, np.ndarray]
+    folds: Folds,
+    outcomes: Outcomes,
+    members: Int[np.ndarray, " fold"],
+    by_row: dict[str, np.ndarray],
+    batch: int,
 ) -> Drawn:
     """What was recorded of the test rows of the folds ``members``, as contributions take it."""
-    assert evidence.observed is not None and evidence.classes is not None
-    entries = concatenated_ranges(evidence.folds.test_start, members)
+    entries = concatenated_ranges(folds.test_start, members)
     return Drawn(
-        counts=evidence.folds.n_test[members],
-        observed=evidence.observed[entries],
+        counts=folds.n_test[members],
+        observed=outcomes.observed[entries],
         recorded=by_row,
-        width=int(evidence.folds.n_test.max()),
-        classes=evidence.classes,
-        batch=evidence.sums.length,
+        width=int(folds.n_test.max()),
+        classes=outcomes.classes,
+        batch=batch,
     )
 
 
@@ -49,38 +57,42 @@ def unpadded(
     return np.moveaxis(values, -1, 1)[valid]
 
 
-def sample_of(evidence: Evidence, contribution: Contribution) -> Sample:
+def sample_of(evidence: Evidence, outcomes: Outcomes, contribution: Contribution) -> Sample:
     """Block sums of a contribution over all draws so far."""
-    sums = evidence.sums
+    now = evidence.standing
     total = (
-        _stored_total(evidence, contribution)
+        _stored_total(evidence.folds, now, outcomes, contribution)
         if contribution.stored
-        else evidence.contributions[contribution.name].total
+        else outcomes.contributions[contribution.name].total
     )
     sizes = evidence.folds.n_test if contribution.by_row else 1
-    joined = np.repeat(evidence.joined, sizes)
-    return Sample(total, sums.length, evidence.n_draws, sums.full_blocks, joined)
+    joined = np.repeat(now.joined, sizes)
+    return Sample(total, now.length, now.draws, now.full_blocks, joined)
 
 
 def _stored_total(
-    evidence: Evidence, contribution: Contribution
+    folds: Folds, now: Standing, outcomes: Outcomes, contribution: Contribution
 ) -> Float[np.ndarray, "unit chain block feature"]:
     """Block sums from stored predictive draws, some folds at a time."""
-    folds, found = evidence.folds, []
-    assert evidence.replicate is not None
-    draws, length = evidence.n_draws, evidence.sums.length
-    step = max(1, _CHUNK // (evidence.chains * draws))
-    edges = np.arange(0, draws, length)
-    first = 0
+    stored, found, first = outcomes.stored(), [], 0
+    step = max(1, _CHUNK // now.count)
+    edges = np.arange(0, now.draws, now.length)
     while first < len(folds):
         last = int(np.searchsorted(folds.test_start, folds.test_start[first] + step, "right")) - 1
         members = np.arange(first, max(last, first + 1))
         entries = concatenated_ranges(folds.test_start, members)
-        by_row = {"replicate": evidence.replicate[entries]}
-        features = contribution.features(drawn_of(evidence, members, by_row))
+        drawn = drawn_of(folds, outcomes, members, {"replicate": stored[entries]}, now.length)
+        features = contribution.features(drawn)
         found.append(np.add.reduceat(features, edges, axis=2))
         first = int(members[-1]) + 1
     return np.concatenate(found)
+
+
+class FullSide(NamedTuple):
+    """Influences of blocks of full-data draws on the rows, and the sums that they are of."""
+
+    influence: Float[np.ndarray, "row chain block"]
+    sums: FullCurvature
 
 
 def assembled(
@@ -90,18 +102,19 @@ def assembled(
     influence: Float[np.ndarray, "unit chain block"],
     by_row: bool,
     from_folds: Float[np.ndarray, "row chain block"] | None = None,
-    from_full: Float[np.ndarray, "row chain block"] | None = None,
+    from_full: FullSide | None = None,
     unit_weight: Float[np.ndarray, " unit"] | None = None,
 ) -> Estimate:
     """Scores by fold and their variances, from those of their rows or their own.
 
-    ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners;
+    ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners, folds and
+    the full data;
     ``unit_weight`` the weights in the total, if not those of the rows or folds.
     """
     folds, k = evidence.folds, len(evidence.folds)
     sizes = folds.n_test if by_row else np.ones(k, int)
     start = folds.test_start[:-1] if by_row else np.arange(k)
-    finite = np.isfinite(np.add.reduceat(value, start)) & ~evidence.undefined
+    finite = np.isfinite(np.add.reduceat(value, start)) & ~evidence.standing.undefined
     score = np.where(finite, np.add.reduceat(value, start), np.nan)
     if unit_weight is None:
         unit_weight = folds.test_weight if by_row else folds.fold_weight
@@ -117,13 +130,12 @@ def assembled(
         passed = _moved(evidence, -of_fold(from_folds, unit_weight))
     shared, full_part = np.zeros(0), 0.0
     if from_full is not None and (evidence.partner == k).any():
-        full = evidence.full_curvature
-        assert full is not None
-        total = of_fold(from_full, unit_weight).sum(axis=0)
-        variance += batch_means_variance(of_fold(from_full), full.length, full.draws)
-        row_variance += batch_means_variance(from_full, full.length, full.draws)
-        full_part = float(batch_means_variance(total, full.length, full.draws))
-        shared = _by_draw(total, full)
+        full = from_full.sums
+        total = of_fold(from_full.influence, unit_weight).sum(axis=0)
+        of_full = partial(batch_means_variance, length=full.length, draws=full.draws)
+        variance += of_full(of_fold(from_full.influence))
+        row_variance += of_full(from_full.influence)
+        full_part, shared = float(of_full(total)), _by_draw(total, full)
     # weights are in the influences already; a fold whose score is left out still serves another
     weighted = of_fold(influence, unit_weight)
     return Estimate(
@@ -139,8 +151,9 @@ def assembled(
         bridged=np.zeros(k, bool),
         full_score=np.full(k, np.nan),
         weight=np.where(finite, folds.fold_weight, 0.0),
-        rows=value if by_row else None,
-        row_variance=row_variance if by_row else None,
+        stranded=np.zeros(k, bool),
+        unsettled=np.zeros(k, bool),
+        rows=RowScores(value, row_variance, row_variance) if by_row else None,
         weighted=from_folds is not None,
     )
 

@@ -146,9 +146,8 @@ def run(options: Options) -> Outcome:
 
 def growth_table(data: pd.DataFrame, outcome: Outcome) -> str:
     """The difference in densities of growth rates, which the paper compares, beside ours."""
-    assert outcome.comparison is not None
     tested = np.asarray(outcome.results["A"].test["rows"])
-    units, y = outcome.comparison.units, passengers(data)
+    units, y = outcome.compared().units, passengers(data)
     ours = units[:, 0] - units[:, 1]
     theirs = ours + np.log(y[tested - 1]) - np.log(y[tested - 12])
     lines = [f"{'A minus B':<28}{'difference':>12}{'se':>8}"]

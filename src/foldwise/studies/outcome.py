@@ -29,6 +29,12 @@ class Outcome:
     tables: dict[str, str]
     figures: dict[str, Callable[[], Figure]]
 
+    def compared(self) -> fw.Comparison:
+        """The comparison; raises where there is a single model."""
+        if self.comparison is None:
+            raise ValueError(f"a comparison needs several models, but {self.name} has one")
+        return self.comparison
+
     def __str__(self) -> str:
         parts = [str(result) for result in self.results.values()]
         parts += [f"{title}\n{text}" for title, text in self.tables.items()]
