@@ -19,7 +19,6 @@ from foldwise.results.result import CVResult
 from foldwise.results.summary import summarise
 from foldwise.sampling.blocks import (
     PILOTS,
-    Emit,
     Sampler,
     tune_together,
 )
@@ -392,7 +391,7 @@ def _no_sums(
     previous: Int[np.ndarray, " fold"],
     full: FullData,
     settings: Settings,
-    emit: Emit,
+    emit: needs.Emit,
     draws: int,
 ) -> tuple[RunningSums, Float[np.ndarray, "fold chain draw target"] | None]:
     """Running sums before the first draw, and room for stored draws where they are kept."""

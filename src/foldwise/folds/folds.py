@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class Folds:
             object.__setattr__(self, "digest", _digest(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({field.name: state[field.name] for field in fields(self)})
         self.__post_init__()  # copies and pickles come with arrays that can be written to
 
     def __len__(self) -> int:
@@ -154,28 +155,28 @@ class Folds:
         keep[self.dropped_rows[self.dropped_start[k] : self.dropped_start[k + 1]] - start] = False
         return np.arange(start, stop, dtype=self.test_rows.dtype)[keep]
 
-    @property
+    @cached_property
     def n_test(self) -> np.ndarray:
         """Number of test rows of each fold, (K,)."""
-        return np.diff(self.test_start)
+        return _owned(np.diff(self.test_start))
 
-    @property
+    @cached_property
     def n_train(self) -> np.ndarray:
         """Number of training rows of each fold, (K,)."""
         interval = self.train_stop.astype(np.int64) - self.train_start
-        return interval - np.diff(self.dropped_start)
+        return _owned(interval - np.diff(self.dropped_start))
 
-    @property
+    @cached_property
     def fold_weight(self) -> np.ndarray:
         """Mean weight of each fold's test rows, (K,)."""
-        return np.add.reduceat(self.test_weight, self.test_start[:-1]) / self.n_test
+        return _owned(np.add.reduceat(self.test_weight, self.test_start[:-1]) / self.n_test)
 
     @property
     def complete(self) -> bool:
         """Whether every row is tested exactly once."""
         return bool(np.all(np.bincount(self.test_rows, minlength=self.n) == 1))
 
-    @property
+    @cached_property
     def partner(self) -> np.ndarray:
         """Position of the fold that trains on the training and test rows of each fold, (K,).
 
@@ -196,7 +197,7 @@ class Folds:
             position.setdefault(interval[k], k)
         for k in np.flatnonzero(follows).tolist():
             partner[k] = position.pop((interval[k][0], int(last[k]) + 1), -1)
-        return partner
+        return _owned(partner)
 
     def train_mask(self, positions: ArrayLike) -> np.ndarray:
         """Whether each row trains in the folds at these positions: bool, (len(positions), n)."""

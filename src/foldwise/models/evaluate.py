@@ -197,7 +197,7 @@ def rows_at(
     model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
     """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
-    return _in_batches(*rows_program(model), flat)
+    yield from _in_batches(*rows_program(model), flat)
 
 
 def rows_program(model: Rows) -> tuple[Any, int]:
@@ -213,7 +213,7 @@ def derivatives_at(
     model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
     """First and second derivatives of row log densities by the observed values, likewise."""
-    return _in_batches(*_batch_program(model, "derivatives", model.flat_derivatives), flat)
+    yield from _in_batches(*_batch_program(model, "derivatives", model.flat_derivatives), flat)
 
 
 def _batch_program(

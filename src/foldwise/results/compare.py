@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float
 
 from foldwise.results import methods
@@ -30,7 +31,6 @@ from foldwise.results.totals import standard_error
 from foldwise.results.weights import stacking_weights
 from foldwise.scores.diagnostics import ADVICE
 from foldwise.scores.rules import LOG_SCORES, column, find_rule
-from foldwise.support.special import softmax
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -297,8 +297,8 @@ def _table(
         tables = [s.folds.isel(fold=used) for s in chosen.values()]
         columns |= {
             "stacking": stacking_weights(contributions),
-            "pseudo_bma": softmax(total),
-            "pseudo_bma_plus": softmax(len(delta) * replicates, axis=1).mean(axis=0),
+            "pseudo_bma": scipy.special.softmax(total),
+            "pseudo_bma_plus": scipy.special.softmax(len(delta) * replicates, axis=1).mean(axis=0),
             "p": [float((t["weight"] * t["p"]).sum(skipna=False)) for t in tables],
         }
     columns |= {"se": [standard_error(part, repeats) for part in contributions.T], "mcse": mcse}

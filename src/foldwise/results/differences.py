@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float
 
 from foldwise.results.comparable import few
 from foldwise.results.result import FoldWarning, Score
 from foldwise.results.totals import standard_error, total_units, unit_repeats
 from foldwise.scores.rules import column, find_rule
-from foldwise.support.special import normal_cdf
 
 # Replicates of the Bayesian bootstrap: a probability of one half is then known to 0.008.
 REPLICATES = 4000
@@ -113,7 +113,7 @@ def probability(diff: float, se: float) -> float:
     if diff == 0.0 and se == 0.0:
         return 0.5
     with np.errstate(divide="ignore"):
-        return float(normal_cdf(np.divide(diff, se)))
+        return float(scipy.special.ndtr(np.divide(diff, se)))
 
 
 def bayesian_bootstrap(

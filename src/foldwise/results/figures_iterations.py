@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
@@ -42,7 +43,6 @@ from foldwise.results.replay import first_draws, in_blocks
 from foldwise.results.result import CVResult
 from foldwise.scores.evidence import Evidence
 from foldwise.scores.rules import column, find_rule
-from foldwise.support.special import normal_cdf
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,9 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
         )
     value = np.array([probability(d, s) for d, s in zip(found.estimate, found.se, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = (normal_cdf((found.estimate + k * found.mcse) / found.se) for k in (-2.0, 2.0))
+        low, high = (
+            scipy.special.ndtr((found.estimate + k * found.mcse) / found.se) for k in (-2.0, 2.0)
+        )
     with styled_figure() as figure:
         ax = figure.subplots()
         ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")

@@ -288,9 +288,10 @@ def _run_parts(run: Run) -> dict[str, Any]:
     del evidence["folds"]
     if run.evidence.draws is not None:
         evidence["draws"] = run.evidence.draws[..., 1:]
-    tuned = ("steps", "step_size", "metric", "emit", "watched")
+    tuned = ("steps", "step_size", "metric", "watched")
     names = ("position", "done", "lived", "finer", "gradients", *tuned)
     sampler = {name: getattr(run.sampler, name) for name in names}
+    sampler["emit"] = run.sampler.program.emit
     return {**parts, "evidence": evidence, "sampler": sampler}
 
 

@@ -18,7 +18,6 @@ import xarray as xr
 
 from foldwise.folds.folds import Folds
 from foldwise.results.result import Score
-from foldwise.sampling.blocks import Emit
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.kernel import StepSize
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, SharedMetric
@@ -26,6 +25,7 @@ from foldwise.sampling.run import Settings
 from foldwise.sampling.tuning import Locals
 from foldwise.scores.diagnostics import Mixing
 from foldwise.scores.evidence import FullCurvature, FullData, Ladder, Outcomes, Pace
+from foldwise.scores.needs import Emit
 from foldwise.scores.rungs import Climbed, Rung
 from foldwise.scores.sums import BlockSums, BridgeGrid, RowSums, RunningSums, Watch
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 
 from foldwise.results import methods
 from foldwise.scores import diagnostics
 from foldwise.scores.rules import LOG_SCORES
-from foldwise.support.special import normal_cdf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,7 +205,7 @@ class CVResult:
             inside = 0.5 * level - np.abs(pit - 0.5)
             covered = min(float(weight @ (inside >= 0)), 1.0)
             with np.errstate(divide="ignore", invalid="ignore"):
-                wrong = np.where(error > 0, normal_cdf(-np.abs(inside) / error), 0.0)
+                wrong = np.where(error > 0, scipy.special.ndtr(-np.abs(inside) / error), 0.0)
             se = np.sqrt(covered * (1.0 - covered) / (row.max() + 1))
             lines.append((covered, se, float(np.sqrt(weight**2 @ wrong))))
         index = pd.Index(levels, name="level")

@@ -25,8 +25,6 @@ from foldwise.sampling.program import (
     Shared,
     block_size,
 )
-from foldwise.scores.needs import Emit
-from foldwise.support.runtime import lanes
 from foldwise.support.seeds import Stream, words
 
 # Chains of the full-data posterior, in folds, that tune the common step size.
@@ -73,7 +71,7 @@ class Layout:
     """
 
     def __init__(self, count: int, size: BlockSize):
-        of_lane, places = -(-count // lanes()), size.chunk * size.chunks
+        of_lane, places = -(-count // size.lanes), size.chunk * size.chunks
         lane, place = np.divmod(np.arange(size.folds), places)
         self.fold = np.minimum(lane * of_lane + place % of_lane, count - 1)
         lane, place = np.divmod(np.arange(count), of_lane)
@@ -160,11 +158,6 @@ class Sampler:
         self.lived, self.finer = np.zeros((2, len(folds)), np.int64)
         self.done = self.gradients = 0
         self.temper, self.rung = np.zeros(len(folds)), 0
-
-    @property
-    def emit(self) -> Emit:
-        """What is recorded of each draw."""
-        return self.program.emit
 
     @property
     def precision(self) -> str:

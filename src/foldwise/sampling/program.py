@@ -266,15 +266,15 @@ def _watch(state: ChainState, watched: Array) -> Array:
 
 
 class BlockSize(NamedTuple):
-    """Folds of a chunk, which one lane runs in lock-step, and chunks of a lane in a block."""
+    """Folds of a chunk, which a lane runs in lock-step, chunks of a lane in a block, and lanes.
+
+    ``folds`` is the product of the three: the folds of a block.
+    """
 
     chunk: int
     chunks: int
-
-    @property
-    def folds(self) -> int:
-        """Folds of a block."""
-        return self.chunk * self.chunks * lanes()
+    lanes: int
+    folds: int
 
 
 def block_size(n_obs: int, folds: int, chains: int) -> BlockSize:
@@ -284,10 +284,12 @@ def block_size(n_obs: int, folds: int, chains: int) -> BlockSize:
         max(1, limit // (8 * n_obs * chains))
         for limit in ((BLOCK_BYTES, CHUNK_BYTES) if cpu else (DEVICE_BYTES, DEVICE_BYTES))
     )
-    blocks = -(-folds // (most * lanes()))
-    of_lane = -(-folds // (blocks * lanes()))
+    side_by_side = lanes()
+    blocks = -(-folds // (most * side_by_side))
+    of_lane = -(-folds // (blocks * side_by_side))
     chunks = -(-of_lane // in_cache)
-    return BlockSize(-(-of_lane // chunks), chunks)
+    chunk = -(-of_lane // chunks)
+    return BlockSize(chunk, chunks, side_by_side, chunk * chunks * side_by_side)
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,7 +88,7 @@ class Run:
         mean, and Hyvarinen scores of such folds come from the full-data draws alone.
         """
         evidence = self.evidence
-        by_row = self.sampler.emit.by_row
+        by_row = self.sampler.program.emit.by_row
         joint_scores = {"log"} if by_row else {"log", "log_pointwise"}
         if self.settings.estimator == "mean" or not joint_scores & set(self.settings.scores):
             return np.zeros(0, int)

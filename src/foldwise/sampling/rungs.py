@@ -159,7 +159,7 @@ class _Party:
     def record(self, block: Int[np.ndarray, " fold"], record: Segment) -> None:
         """Add what a segment recorded of the climbers ``block``."""
         values = record.scores[:, :, :, 0]
-        joint = values.sum(axis=-1) if self.sampler.emit.by_row else values
+        joint = values.sum(axis=-1) if self.sampler.program.emit.by_row else values
         first = self.done[block[0]]
         self.scores[block, :, first : first + joint.shape[2]] = joint
         self.acceptance[block] += record.acceptance / self.scores.shape[2]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy
 from jaxtyping import Array, Bool, Float, Int
 
 from foldwise.folds.folds import Folds
@@ -30,7 +31,6 @@ from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.scores.evidence import FullData
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.seeds import Stream, generator
-from foldwise.support.special import logsumexp
 
 # Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
 _FULL_VALUES = 2**27
@@ -91,7 +91,7 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullDraws:
         if not complete:
             held_out[:, part] = _outside_training(rows, folds).T
         with np.errstate(invalid="ignore"):
-            log_sum = np.logaddexp(log_sum, logsumexp(rows, axis=0))
+            log_sum = np.logaddexp(log_sum, scipy.special.logsumexp(rows, axis=0))
         done += len(rows)
     log_mean = log_sum - np.log(len(positions))
     rows = log_mean[folds.test_rows]
@@ -125,7 +125,7 @@ def start_positions(
     chosen = np.empty((len(folds), chains), np.int64)
     for k, (number, log_density) in enumerate(zip(folds.index, held_out, strict=True)):
         log_weight = -np.where(np.isfinite(log_density), log_density, np.inf)
-        log_weight -= logsumexp(log_weight)
+        log_weight -= scipy.special.logsumexp(log_weight)
         log_weight = np.maximum(np.minimum(log_weight, -np.log(5 * chains)), -700.0)
         rng = generator(seed, Stream.STARTS, int(number), rung)
         ranked = log_weight + rng.gumbel(size=len(log_weight))

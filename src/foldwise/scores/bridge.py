@@ -20,9 +20,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-
-from foldwise.support.special import expit, logsumexp
 
 # Solve for this many values at a time, to bound memory.
 _CHUNK = 2**22
@@ -72,7 +71,7 @@ def _solve_chunk(own: np.ndarray, partner: np.ndarray, log_odds: np.ndarray) -> 
 
 def _log_mean(x: Float[np.ndarray, "fold draw"]) -> tuple[np.ndarray, np.ndarray]:
     """log mean(expit(x)) over draws, and its derivative mean(e (1 - e)) / mean(e)."""
-    e = expit(np.clip(x, -700.0, 700.0))  # clipped: no mean underflows to zero
+    e = scipy.special.expit(np.clip(x, -700.0, 700.0))  # clipped: no mean underflows to zero
     mean = e.mean(axis=1)
     return np.log(mean), (e * (1.0 - e)).mean(axis=1) / mean
 
@@ -84,7 +83,10 @@ def effective(total: Any, square: Any) -> Any:
 
 def overlap(log_terms: Float[np.ndarray, "fold draw"]) -> Float[np.ndarray, " fold"]:
     """Number of draws that carry the average of exp(log_terms), in logs: no sum underflows."""
-    return np.exp(2.0 * logsumexp(log_terms, axis=1) - logsumexp(2.0 * log_terms, axis=1))
+    return np.exp(
+        2.0 * scipy.special.logsumexp(log_terms, axis=1)
+        - scipy.special.logsumexp(2.0 * log_terms, axis=1)
+    )
 
 
 def guess(
@@ -96,6 +98,6 @@ def guess(
     log r plus the log of the draws of the fold over those of the partner.
     """
     count = joint.shape[1]
-    guess = np.log(count) - logsumexp(-joint, axis=1)
+    guess = np.log(count) - scipy.special.logsumexp(-joint, axis=1)
     guess = np.where(np.isfinite(guess), guess, 0.0)
     return guess + np.where(partner == len(partner), np.log(own_draws / count), 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -136,16 +137,36 @@ def autocorrelation_time(
         return np.where(variance > 0, length * total / variance, 0.0)
 
 
+class _Filled(NamedTuple):
+    """Blocks that hold draws: how many each, and sums of the log score and its square."""
+
+    counts: Int[np.ndarray, " block"]
+    total: Float[np.ndarray, "fold chain block"]
+    square: Float[np.ndarray, "fold chain block"]
+
+
+def _filled(sums: RunningSums) -> _Filled:
+    counts = sums.block_draws
+    return _Filled(counts, sums.total[..., : len(counts)], sums.square[..., : len(counts)])
+
+
 def slowest_time(sums: RunningSums, watch: Watch) -> Float[np.ndarray, " fold"]:
     """Longest autocorrelation time of each fold: of its log score, or of a direction watched."""
-    blocks, count = sums.total[..., : sums.full_blocks] / sums.length, sums.log_sum.shape[1]
-    draws, used = int(sums.draws[0]) * count, len(sums.block_draws)
-    total, square = (part[..., :used].sum(axis=(1, 2)) for part in (sums.total, sums.square))
+    kept = _filled(sums)
+    full, count = int(kept.counts[0]), int(kept.counts.sum()) * kept.total.shape[1]
+    blocks = kept.total[..., kept.counts == full] / full
     with np.errstate(invalid="ignore"):
-        variance = np.nan_to_num(square / draws - (total / draws) ** 2)
-        score = autocorrelation_time(blocks, variance, sums.length)
-    watched = autocorrelation_time(watch.means, watch.variance, watch.length).max(axis=1)
+        mean = kept.total.sum(axis=(1, 2)) / count
+        variance = np.nan_to_num(kept.square.sum(axis=(1, 2)) / count - mean**2)
+        score = autocorrelation_time(blocks, variance, full)
+    watched = _watched_time(watch)[1].max(axis=1)
     return np.fmax(np.fmax(np.nan_to_num(score), watched), _time_over_tries(watch))
+
+
+def _watched_time(watch: Watch) -> tuple[np.ndarray, Float[np.ndarray, "fold direction"]]:
+    """Block means of the directions that are watched, and their autocorrelation times."""
+    means = watch.means
+    return means, autocorrelation_time(means, watch.variance, watch.length)
 
 
 def _time_over_tries(watch: Watch) -> Float[np.ndarray, " fold"]:
@@ -172,8 +193,7 @@ def drifting(watch: Watch) -> Bool[np.ndarray, " fold"]:
     In the slowest direction: the mean over chains of the change of their means is more than
     ``DRIFT`` of its standard errors from zero, by the spread of the chains.
     """
-    means = watch.means
-    time = autocorrelation_time(means, watch.variance, watch.length)
+    means, time = _watched_time(watch)
     slowest = np.take_along_axis(means, time.argmax(axis=1)[:, None, None, None], axis=3)[..., 0]
     half = slowest.shape[2] // 2
     change = slowest[..., -half:].mean(axis=2) - slowest[..., :half].mean(axis=2)
@@ -265,9 +285,8 @@ class Mixing:
 
 def fold_rhat(sums: RunningSums) -> Float[np.ndarray, " fold"]:
     """R-hat of each fold's log score, from block sums."""
-    blocks = len(sums.block_draws)
-    total, square = (part[..., :blocks].sum(axis=-1) for part in (sums.total, sums.square))
-    return rhat(total, square, int(sums.draws[0]))
+    kept = _filled(sums)
+    return rhat(kept.total.sum(axis=-1), kept.square.sum(axis=-1), int(kept.counts.sum()))
 
 
 def mixing(sums: RunningSums, seed: int) -> Mixing:
@@ -278,8 +297,7 @@ def mixing(sums: RunningSums, seed: int) -> Mixing:
     as in the paper, between-chain variance shrinks by (L - 1) / L and healthy runs are flagged
     too often.)
     """
-    counts = sums.block_draws
-    total, square = sums.total[..., : len(counts)], sums.square[..., : len(counts)]
+    counts, total, square = _filled(sums)
     draws, by_fold = int(counts.sum()), fold_rhat(sums)
     edges = np.unique(np.arange(SHUFFLE_BLOCKS) * len(counts) // SHUFFLE_BLOCKS)
     position_total = np.add.reduceat(total, edges, axis=-1)
@@ -341,10 +359,8 @@ def pareto_k(largest: Float[np.ndarray, "fold tail"], draws: int) -> Float[np.nd
 
 def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.ndarray:
     """Whether a fold has a chain that never moved, or whose score never changed."""
-    counts = sums.block_draws
-    total = sums.total[..., : len(counts)].sum(axis=-1)
-    square = sums.square[..., : len(counts)].sum(axis=-1)
-    draws = counts.sum()
+    kept = _filled(sums)
+    total, square, draws = kept.total.sum(axis=-1), kept.square.sum(axis=-1), kept.counts.sum()
     with np.errstate(invalid="ignore"):
         spread = square - total**2 / draws
         constant = spread <= 1e-12 * np.maximum(square, 1.0)

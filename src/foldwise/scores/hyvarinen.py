@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
 
 from foldwise.folds.ragged import concatenated_ranges
@@ -30,7 +31,6 @@ from foldwise.scores.rule import (
 )
 from foldwise.scores.rungs import LEAST_OVERLAP
 from foldwise.scores.units import FullSide, assembled, sample_of, unpadded
-from foldwise.support.special import expit, log_expit
 
 
 def _curvature(drawn: Drawn) -> Features:
@@ -59,7 +59,7 @@ def log_weight_of(
     """Log weight of each draw: log l, or with a partner log of l / (exp(node) + l)."""
     node = outcomes.curvature().node[members][:, None, None]
     bridged = (partner[members] >= 0)[:, None, None]
-    return np.where(bridged, log_expit(joint - node), joint)
+    return np.where(bridged, scipy.special.log_expit(joint - node), joint)
 
 
 def record_passed(
@@ -77,7 +77,7 @@ def record_passed(
     counts = evidence.folds.n_test[served]
     d, dd = (unpadded(extras[name][serving, :, :, 1], counts) for name in ("first", "second"))
     node = outcomes.curvature().node[served][:, None, None]
-    away = np.repeat(expit(node - joint[serving, ..., 1]), counts, axis=0)
+    away = np.repeat(scipy.special.expit(node - joint[serving, ..., 1]), counts, axis=0)
     values = partner_features(away, d, dd)
     outcomes.contributions[PASSED].update(served, values)
 
@@ -103,7 +103,7 @@ def full_curvature(
     rows, counts = folds.test_rows[entries], folds.n_test[served]
     done = 0
     for d, dd in derivatives_at(model, positions):
-        away = expit(node[served, None] - full.joint[served, done : done + len(d)])
+        away = scipy.special.expit(node[served, None] - full.joint[served, done : done + len(d)])
         d, dd = d[:, rows].T, dd[:, rows].T
         values = partner_features(np.repeat(away, counts, axis=0), d, dd)
         values = np.concatenate([values, np.stack([d, d**2 + dd], axis=-1)], axis=-1)

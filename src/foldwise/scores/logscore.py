@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
 
 from foldwise.scores import bridge
@@ -18,7 +19,6 @@ from foldwise.scores.evidence import (
 )
 from foldwise.scores.rungs import Climbed, Level, Way, join
 from foldwise.scores.sums import RowSums, RunningSums
-from foldwise.support.special import log_expit, logsumexp
 
 ESTIMATORS = ("auto", "mean", "bridge")
 
@@ -127,16 +127,20 @@ def _from_stored(
 def _full_score(evidence: Evidence) -> Float[np.ndarray, " fold"]:
     """log p(test rows | all rows) of each fold: the full-data score of the same rows."""
     with np.errstate(invalid="ignore"):
-        return logsumexp(evidence.full.joint, axis=1) - np.log(evidence.full.joint.shape[1])
+        return scipy.special.logsumexp(evidence.full.joint, axis=1) - np.log(
+            evidence.full.joint.shape[1]
+        )
 
 
 def _mean_side(sums: RunningSums, now: Standing) -> _Side:
     """The plain mean of the test rows' likelihood over a fold's draws."""
-    log_mean = logsumexp(sums.log_sum, axis=(1, 2)) - np.log(now.count)
+    log_mean = scipy.special.logsumexp(sums.log_sum, axis=(1, 2)) - np.log(now.count)
     with np.errstate(invalid="ignore", over="ignore"):
         relative = sums.log_sum[..., : now.full_blocks] - log_mean[:, None, None]
         blocks = np.exp(relative) / now.length
-        second = np.exp(logsumexp(sums.log_square, axis=1) - np.log(now.count) - 2 * log_mean)
+        second = np.exp(
+            scipy.special.logsumexp(sums.log_square, axis=1) - np.log(now.count) - 2 * log_mean
+        )
     blocks = np.where(np.isfinite(log_mean)[:, None, None], blocks, 1.0)
     empty = np.full((len(log_mean), 1), np.nan)
     return _Side(log_mean[:, None], blocks[:, None], empty, _unbiased(second, now.count))
@@ -179,7 +183,7 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
         log_b[other_folds], b_overlap[other_folds] = theirs.log_mean, theirs.overlap
     log_terms = _full_terms(evidence, members[with_full], nodes[with_full])
     for node, terms in enumerate(log_terms):
-        log_b[with_full, node] = logsumexp(terms, axis=1) - np.log(terms.shape[1])
+        log_b[with_full, node] = scipy.special.logsumexp(terms, axis=1) - np.log(terms.shape[1])
         b_overlap[with_full, node] = bridge.overlap(terms)
 
     mix, inside = _node_weights(nodes, own.log_mean + log_odds[:, None] - log_b)
@@ -277,7 +281,9 @@ def _fold_side(
         blocks = grid[..., : now.full_blocks] / now.length
     else:
         sign, stored = 1.0 if target == 0 else -1.0, _stored(evidence)
-        value = np.exp(log_expit(sign * (stored[members, ..., target] - nodes[..., None])))
+        value = np.exp(
+            scipy.special.log_expit(sign * (stored[members, ..., target] - nodes[..., None]))
+        )
         mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
         blocks = block_means(value, now.length)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -293,7 +299,10 @@ def _full_terms(
     """log expit(node - log l) at the full-data draws, for each node."""
     if not members.size:
         return []
-    return [log_expit(nodes[:, [g]] - evidence.full.joint[members]) for g in range(nodes.shape[1])]
+    return [
+        scipy.special.log_expit(nodes[:, [g]] - evidence.full.joint[members])
+        for g in range(nodes.shape[1])
+    ]
 
 
 def _node_weights(
@@ -328,12 +337,14 @@ def _by_row(evidence: Evidence, by_row: RowSums) -> Estimate:
     the rows' influences l_i / mean(l_i).
     """
     now, folds, count = evidence.standing, evidence.folds, evidence.standing.count
-    log_mean = logsumexp(by_row.log_sum, axis=(1, 2)) - np.log(count)
+    log_mean = scipy.special.logsumexp(by_row.log_sum, axis=(1, 2)) - np.log(count)
     bad = ~np.isfinite(log_mean)
     with np.errstate(invalid="ignore", over="ignore"):
         blocks = np.exp(by_row.log_sum[..., : now.full_blocks] - log_mean[:, None, None])
         blocks = np.where(bad[:, None, None], 1.0, blocks / now.length)
-        second = np.exp(logsumexp(by_row.log_square, axis=1) - np.log(count) - 2.0 * log_mean)
+        second = np.exp(
+            scipy.special.logsumexp(by_row.log_square, axis=1) - np.log(count) - 2.0 * log_mean
+        )
     row_fold = np.repeat(np.arange(now.folds), folds.n_test)
     row_variance = evidence.variance_of(blocks, row_fold)
     rows = log_mean + 0.5 * row_variance

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
 
 from foldwise.scores.hyvarinen import CURVATURE, ROW_CURVATURE, hyvarinen
@@ -32,7 +33,6 @@ from foldwise.scores.rule import (
     Sample,
     jackknife,
 )
-from foldwise.support.special import normal_cdf
 
 # Test sets up to this size have a joint Dawid-Sebastiani score; its error grows with the square of
 # the size, and so do the sums that are kept.
@@ -303,7 +303,7 @@ def _interval_finish(
 def _truncated(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """P(z > 0), and the mean and variance of max(z, 0), for a normal z."""
     t = mean / sd
-    above, density = normal_cdf(t), np.exp(-0.5 * t**2) / np.sqrt(2.0 * np.pi)
+    above, density = scipy.special.ndtr(t), np.exp(-0.5 * t**2) / np.sqrt(2.0 * np.pi)
     first = mean * above + sd * density
     second = (mean**2 + sd**2) * above + mean * sd * density
     return above, first, np.maximum(second - first**2, 0.0)
@@ -321,7 +321,7 @@ def _accuracy_finish(
     _, influence = jackknife(sample, partial(_margin, context=context))
     error = np.sqrt(sample.variance(influence))
     with np.errstate(invalid="ignore", divide="ignore"):
-        wrong = normal_cdf(-np.abs(margin) / error)
+        wrong = scipy.special.ndtr(-np.abs(margin) / error)
         scale = np.where(error > 0, np.sqrt(wrong) / error, 0.0)
     return 0.5 + 0.5 * np.sign(margin), influence * scale[:, None, None]
 

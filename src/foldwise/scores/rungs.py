@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
 
 from foldwise.scores import bridge
 from foldwise.scores.diagnostics import block_means, rhat, series_variance
 from foldwise.scores.sums import block_length
-from foldwise.support.special import log_expit, logsumexp
 
 # Folds with less overlap than this get rungs: twice the level below which errors are off.
 LEAST_OVERLAP = 20.0
@@ -66,8 +66,8 @@ def join(below: Level, above: Level) -> Step:
     low, high = ((above.temper - below.temper) * level.scores for level in (below, above))
     odds = float(np.log(low.size / high.size))
     node = float(bridge.solve(low.reshape(1, -1), high.reshape(1, -1), odds)[0])
-    log_up, log_down = log_expit(low - node), log_expit(node - high)
-    a, b = (float(logsumexp(part) - np.log(part.size)) for part in (log_up, log_down))
+    log_up, log_down = scipy.special.log_expit(low - node), scipy.special.log_expit(node - high)
+    a, b = (float(scipy.special.logsumexp(part) - np.log(part.size)) for part in (log_up, log_down))
     carried = [float(bridge.overlap(part.reshape(1, -1))[0]) for part in (log_up, log_down)]
     # draws that might as well be the other side's: few if two tight clusters are far apart
     common = float(np.exp(a)) * low.size
@@ -120,8 +120,8 @@ class Climbed:
 
     def full_influence(self, full: Float[np.ndarray, " draw"]) -> Float[np.ndarray, " draw"]:
         """What each full-data draw did, to be subtracted; ``full`` are their log scores."""
-        terms = log_expit(self.node - (1.0 - self.temper) * full)
-        return np.exp(terms - (logsumexp(terms) - np.log(terms.size))) - 1.0
+        terms = scipy.special.log_expit(self.node - (1.0 - self.temper) * full)
+        return np.exp(terms - (scipy.special.logsumexp(terms) - np.log(terms.size))) - 1.0
 
     @property
     def settled(self) -> bool:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
 
 from foldwise.folds.ragged import concatenated_ranges
-from foldwise.support.special import expit, logsumexp
 
 BLOCKS = 64
 # Blocks of what is watched, which has many directions: enough to see correlation between them.
@@ -117,7 +117,7 @@ class BridgeGrid:
         for target in range(scores.shape[3]):
             sign = 1.0 if target == 0 else -1.0
             nodes = self.nodes[members, target][:, None, None, :]
-            values = expit(sign * (scores[..., target, None] - nodes))
+            values = scipy.special.expit(sign * (scores[..., target, None] - nodes))
             self.total[members, target, :, block] += values.sum(axis=2)
             self.square[members, target] += (values**2).sum(axis=2)
 
@@ -451,7 +451,7 @@ def _merged_pairs(total: Float[np.ndarray, "unit chain block feature"]) -> np.nd
 def _log_add(array: Any, index: object, scores: np.ndarray) -> None:
     """Add the sum of exp(scores) over their last axis (draws) to exp(array[index]), in logs."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        array[index] = np.logaddexp(array[index], logsumexp(scores, axis=2))
+        array[index] = np.logaddexp(array[index], scipy.special.logsumexp(scores, axis=2))
 
 
 def _keep_largest(largest: Any, index: Any, scores: np.ndarray) -> None:
