@@ -28,6 +28,7 @@ import problems  # noqa: E402
 import foldwise as fw  # noqa: E402
 from foldwise.sampling.full_data import full_data_fit  # noqa: E402
 from foldwise.scores.rules import column  # noqa: E402
+from foldwise.support.progress import Progress  # noqa: E402
 
 LOW, HIGH = 0.8, 1.25
 PROBLEMS = {
@@ -147,7 +148,7 @@ def main():
         model = problem.model()
         records = {}
         for seed in range(arguments.seeds):
-            fit = full_data_fit(model, 10_000 + seed, progress=False)
+            fit = full_data_fit(model, 10_000 + seed, Progress(False))
             for scores, estimator, memory in variants(problem):
                 found = run(problem, model, seed, scores, estimator, memory, fit)
                 for score, record in zip(scores, found, strict=True):

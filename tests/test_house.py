@@ -4,6 +4,8 @@ Every import counts, those inside functions and those for types only too.
 """
 
 import ast
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -93,3 +95,9 @@ def test_only_methods_of_results_reach_up():
 def test_scores_import_nothing_that_samples():
     below = [name for name, found in graph().items() if room(name) == "scores" for name in found]
     assert {room(name) for name in below} <= {"scores", "models", "folds", "support"}
+
+
+def test_importing_foldwise_leaves_parts_of_scipy_alone():
+    """They cost a third of importing JAX."""
+    program = "import sys, foldwise; assert 'scipy.special' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -18,7 +18,6 @@ from foldwise.models.model import Model
 from foldwise.results.result import CVResult
 from foldwise.results.summary import summarise
 from foldwise.sampling.blocks import (
-    PILOTS,
     Sampler,
     tune_together,
 )
@@ -28,21 +27,16 @@ from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample
 from foldwise.sampling.tuning import (
-    first_tuning,
     fold_metrics_fit,
     full_data,
-    local_coordinates,
-    pilot_positions,
-    start_positions,
-    watched_coordinates,
+    tuned,
 )
 from foldwise.scores import bridge, needs, recording
 from foldwise.scores.diagnostics import draws_needed
 from foldwise.scores.estimate import estimate, total_slope
 from foldwise.scores.evidence import Evidence, FullData, Pace
 from foldwise.scores.logscore import ESTIMATORS
-from foldwise.scores.rules import find_rule
-from foldwise.scores.sums import GRID, RunningSums
+from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile
@@ -151,15 +145,14 @@ def cross_validate(
     for candidate in models:
         _check_inputs(candidate, folds, fit)
         candidate.check_shapes()
-        needs.check_scores(settings.scores, candidate, folds, memory)
-        needs.check_keep(settings.keep, candidate, memory)
+        needs.check(settings.scores, settings.keep, candidate, folds, memory)
     _check_bridge(folds, settings)
     _begin_to_compile(models, folds, settings)
     import_meanwhile("arviz_stats.base", "xarray")
     fits = []
-    for candidate, own_seed in zip(models, seeds, strict=True):
-        fits.append(_fit(candidate, fit, own_seed, progress))
     with Progress(progress) as bar:
+        for candidate, own_seed in zip(models, seeds, strict=True):
+            fits.append(_fit(candidate, fit, own_seed, bar))
         runs = [
             _prepare(
                 candidate, folds, own_fit, replace(settings, seed=own_seed), draws, bar, len(models)
@@ -194,11 +187,11 @@ def _score_names(scores: str | tuple[str, ...] | None, folds: Folds) -> tuple[st
     return (scores,) if isinstance(scores, str) else tuple(scores)
 
 
-def _fit(model: Model, fit: Fit | None, seed: int, progress: bool) -> Fit:
+def _fit(model: Model, fit: Fit | None, seed: int, bar: Progress) -> Fit:
     """The full-data fit of a model: the one given, checked, or one made here."""
     model.check_values()
     if fit is None:
-        fit = full_data_fit(model, seed, progress)
+        fit = full_data_fit(model, seed, bar)
     else:
         fit.check(model)
         if fit.made_elsewhere:
@@ -270,7 +263,7 @@ def _check_settings(settings: Settings, goal: Goal) -> None:
     for name in settings.scores:
         if not isinstance(name, str):
             raise TypeError(f'scores must be names such as "log", but one is {name!r}')
-        find_rule(name)
+    needs.rules_of(settings.scores)
 
 
 def _check_bridge(folds: Folds, settings: Settings) -> None:
@@ -312,15 +305,12 @@ def _prepare(
     emit = needs.emitted(settings.scores, settings.keep, folds, model, classes)
     partner, previous = _partners(folds, settings.estimator)
     bar.start("metrics of the folds")
-    start = start_positions(full.positions, full.held_out, folds, settings.chains, settings.seed)
-    found = local_coordinates(model, folds, fit)
-    pilots = pilot_positions(full, PILOTS, settings.chains, settings.seed)
-    tuning = first_tuning(model, folds, fit, found, start, pilots, watched_coordinates(fit, full))
+    start, found, tuning = tuned(model, folds, fit, full, settings.chains, settings.seed)
     shape = MetricShape.of(tuning.metric)
     program = fold_program(model, folds, settings, emit, shape, together if shape.own else 1)
     sampler = Sampler(program, folds, previous, tuning, start, settings.warmup, settings.seed)
     directions = tuning.watched.shape[1] + 1  # the log density is watched too
-    pace = Pace.empty(k, settings.chains, directions, settings.batch)
+    pace = Pace(Watch.empty(k, settings.chains, directions, settings.batch), np.zeros(k))
     sums, stored = _no_sums(folds, partner, previous, full.scores, settings, emit, draws)
     evidence = Evidence(
         folds, partner, previous, found.improper, full.scores, sums, pace, draws=stored
@@ -349,7 +339,7 @@ def _begin_to_compile(models: Sequence[Model], folds: Folds, settings: Settings)
     That of the folds only where the fit does not decide its shapes.
     """
     model = models[0]
-    by_class = any(find_rule(name).discrete for name in settings.scores)
+    by_class = any(rule.discrete for rule in needs.rules_of(settings.scores).values())
     if not by_class and fold_metrics_fit(model, folds):
         emit = needs.emitted(settings.scores, settings.keep, folds, model, np.zeros(0))
         shape = MetricShape(own=True)
@@ -377,8 +367,8 @@ def _partners(
     folds: Folds, estimator: str
 ) -> tuple[Int[np.ndarray, " fold"], Int[np.ndarray, " fold"]]:
     """Whose draws bridge each fold's score, and whose score each fold's draws bridge."""
-    k = len(folds)
-    partner = np.full(k, -1) if estimator == "mean" else np.asarray(folds.partner)
+    k = len(folds.partner)
+    partner = np.full(k, -1) if estimator == "mean" else folds.partner
     previous = np.full(k, -1)
     serves = (partner >= 0) & (partner < k)
     previous[partner[serves]] = np.flatnonzero(serves)
@@ -395,7 +385,7 @@ def _no_sums(
     draws: int,
 ) -> tuple[RunningSums, Float[np.ndarray, "fold chain draw target"] | None]:
     """Running sums before the first draw, and room for stored draws where they are kept."""
-    targets, k = (2 if (previous >= 0).any() else 1), len(folds)
+    targets, k = (2 if (previous >= 0).any() else 1), len(partner)
     nodes = stored = None
     if settings.memory == "draws":
         stored = np.empty((k, settings.chains, 0, targets))

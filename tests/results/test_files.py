@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -451,3 +451,20 @@ def test_a_file_from_before_sums_had_parts_goes_on(tmp_path):
     assert longer.elpd == pytest.approx(-2.52108469296671, rel=1e-9)
     mcse = [0.010114931818827257, 0.023551672038713497, 0.026224278186179707]
     np.testing.assert_allclose(longer.folds["mcse"], mcse, rtol=1e-9)
+
+
+def test_evidence_of_older_files_comes_in_records(autoregression):
+    """Those had the fields of full data, pace, ladder and outcomes side by side."""
+    run = autoregression.run(scores=("log", "crps", "hyvarinen")).run
+    now = storage._run_parts(run)["evidence"]
+    flat = {name: part for name, part in now.items() if not is_dataclass(part)}
+    for name in ("pace", "ladder", "outcomes"):
+        flat |= vars(now[name])
+    full = now["full"]
+    flat |= {"sums": now["sums"], "full": full.joint, "full_rows": full.rows}
+    flat |= {"full_chains": full.chains, "full_length": full.length}
+    found, expected = (packing.pack(parts) for parts in (storage._in_records(flat), now))
+    assert storage._in_records(now) is now
+    same = {name: storage._checksum(child) for name, child in expected.children.items()}
+    assert {"full", "sums", "pace", "ladder", "outcomes"} <= set(same)
+    assert {name: storage._checksum(child) for name, child in found.children.items()} == same

@@ -56,7 +56,7 @@ def test_first_draws_of_an_extended_run(run, seed):
 
 def test_first_draws_use_the_rungs(run, seed):
     result = run("hierarchical", 60, seed)
-    assert recorded(result).rungs
+    assert recorded(result).ladder.rungs
     found = first_draws(result, 60).score("log")
     same(found, result.score("log"))
     half = first_draws(result, 30)

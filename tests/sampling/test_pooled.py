@@ -19,7 +19,7 @@ def made(model, seed):
     """The fit that cross-validation makes, and whether NUTS was needed."""
     with mock.patch.object(fitting, "draw_nuts", wraps=fitting.draw_nuts) as nuts:
         model.check()
-        fit = fitting.full_data_fit(model, seed, progress=False)
+        fit = fitting.full_data_fit(model, seed, Progress(False))
     return fit, nuts.call_count == 1
 
 
@@ -107,7 +107,7 @@ def test_chains_that_cannot_move_are_refused():
         mock.patch.object(fitting, "draw_nuts", side_effect=RuntimeError("NUTS is next")),
         pytest.raises(RuntimeError, match="NUTS is next"),
     ):
-        fitting.full_data_fit(model, 1, progress=False)
+        fitting.full_data_fit(model, 1, Progress(False))
 
 
 def test_draws_that_still_drift_are_refused():

@@ -10,6 +10,7 @@ from foldwise.sampling import starts as starting
 from foldwise.sampling.fit import FitWarning
 from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.pooled import Chains
+from foldwise.support.progress import Progress
 
 
 def mixture(apart, weight, prior, init, rows=14):
@@ -38,7 +39,7 @@ def test_a_second_mode_is_seen(apart, prior, init, seed):
     model, below = mixture(apart, 0.6, prior, init)
     assert 0.02 < below < 0.98
     with pytest.warns(FitWarning, match="different starts disagree: several modes"):
-        fit = full_data_fit(model, seed, progress=False)
+        fit = full_data_fit(model, seed, Progress(False))
     assert not fit.settled and 0.0 < np.mean(fit.flat < 0.0) < 1.0
     with pytest.warns(FitWarning, match="several modes"):
         assert not fw.fit(model, draws=200, warmup=200, seed=seed, progress=False).settled
@@ -48,14 +49,14 @@ def test_a_mode_that_nuts_leaves_during_warm_up_is_not_forgotten():
     """With this seed all four chains of NUTS end in one mode, and agree."""
     model, below = mixture(1.0, 0.6, 3.0, 1.0)
     with pytest.warns(FitWarning, match="stayed where these draws never are"):
-        fit = full_data_fit(model, 3, progress=False)
+        fit = full_data_fit(model, 3, Progress(False))
     assert fit.rhat.max() < 1.01 and abs(np.mean(fit.flat < 0.0) - below) > 0.3
     assert fit.missed > 10 and not fit.settled
 
 
 def test_modes_that_chains_move_between_are_no_trouble(seed):
     model, below = mixture(0.5, 0.6, 3.0, 0.5)
-    fit = full_data_fit(model, seed, progress=False)
+    fit = full_data_fit(model, seed, Progress(False))
     share = (fit.flat < 0.0).mean()
     assert fit.settled and abs(share - below) < 5 * np.sqrt(below * (1 - below) / fit.ess.min())
 
@@ -67,7 +68,7 @@ def test_a_place_without_mass_is_left(seed):
         return jnp.logaddexp(-0.5 * (x - 6.0) ** 2, -0.5 * (x + 6.0) ** 2 - 60.0)
 
     model = fw.Model(log_prior, lambda x: 0.0 * x * np.ones(2), -6.0, 2, name="hollow")
-    fit = full_data_fit(model, seed, progress=False)
+    fit = full_data_fit(model, seed, Progress(False))
     assert fit.settled and abs(fit.flat.mean() - 6.0) < 0.1
 
 
@@ -108,7 +109,7 @@ def test_starts_that_are_far_too_low_are_taken_nearer():
     points, _ = starting.starting_points(model, 20, 1)
     density = gradients(model, points).log_density
     assert np.isfinite(density).all() and density.min() > -1000.0
-    assert full_data_fit(model, 1, progress=False).settled
+    assert full_data_fit(model, 1, Progress(False)).settled
 
 
 def test_a_function_gives_all_starts():

@@ -10,7 +10,7 @@ from foldwise.results.summary import score_table
 from foldwise.scores import diagnostics
 from foldwise.scores.estimate import estimate
 from foldwise.scores.evidence import Evidence
-from foldwise.scores.rules import LOG_SCORES
+from foldwise.scores.rules import LOG_SCORES, find_rule
 from foldwise.support.checks import check_count
 
 
@@ -61,7 +61,7 @@ def first_draws(
     by_fold = diagnostics.fold_rhat(shorter.sums)
     found = estimate(shorter, name, result.info["estimator"])
     return CVResult(
-        {name: score_table(shorter.folds, shorter, found, {"rhat": by_fold})},
+        {name: score_table(shorter.folds, shorter, found, find_rule(name), {"rhat": by_fold})},
         diagnostics.Mixing(by_fold, np.zeros(0), draws),
         result.test,
         {**result.info, "draws": draws, "batch": shorter.standing.length},

@@ -14,7 +14,8 @@ from foldwise.sampling.run import Run
 from foldwise.scores import diagnostics
 from foldwise.scores.estimate import calibration, estimate
 from foldwise.scores.evidence import Estimate, Evidence
-from foldwise.scores.rules import JOINT_RESIDUALS, LOG_SCORES, column, find_rule
+from foldwise.scores.rule import Rule
+from foldwise.scores.rules import JOINT_RESIDUALS, LOG_SCORES, find_rule
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -52,9 +53,10 @@ def summarise(run: Run) -> CVResult:
     stuck = diagnostics.chain_stuck(evidence.sums, run.moves)
     scores = {}
     for name in settings.scores:
-        found = estimate(evidence, name, settings.estimator)
-        columns = _diagnostics(run, found, mixing, _tails(run, found), stuck)
-        scores[name] = score_table(folds, evidence, found, columns)
+        found, rule = estimate(evidence, name, settings.estimator), find_rule(name)
+        joint = rule.contribution is JOINT_RESIDUALS
+        columns = _diagnostics(run, found, mixing, _tails(run, found), stuck, joint)
+        scores[name] = score_table(folds, evidence, found, rule, columns)
     draws = None
     if evidence.draws is not None:
         draws = xr.DataArray(
@@ -137,13 +139,16 @@ def _diagnostics(
     mixing: diagnostics.Mixing,
     tail: np.ndarray,
     stuck: np.ndarray,
+    joint: bool,
 ) -> dict[str, np.ndarray]:
-    """Columns of the table by fold that say how well it was sampled."""
+    """Columns of the table by fold that say how well it was sampled.
+
+    ``joint``: the score takes the covariance of the test rows, which may be singular.
+    """
     evidence, now = run.evidence, run.evidence.standing
     acceptance = run.acceptance / now.draws
     # a score that is not a number where the log densities are: the predictions are degenerate
     degenerate = ~np.isfinite(found.score) & ~now.undefined & (not found.weighted)
-    joint = find_rule(found.name).contribution is JOINT_RESIDUALS
     disagree, not_finite = mixing.rhat > mixing.limit, evidence.sums.not_finite > 0
     other = evidence.partner
     from_fold = (other >= 0) & (other < len(other))
@@ -189,13 +194,13 @@ def _effective(evidence: Evidence, found: Estimate) -> np.ndarray:
 
 
 def score_table(
-    folds: Folds, evidence: Evidence, found: Estimate, more: dict[str, np.ndarray]
+    folds: Folds, evidence: Evidence, found: Estimate, rule: Rule, more: dict[str, np.ndarray]
 ) -> Score:
     """A score with its tables, whose columns by fold are the estimate's and ``more``."""
     import xarray as xr
 
-    name = column(found.name)
-    size = folds.n_test if find_rule(found.name).aggregate is not None else 1.0
+    name = rule.column
+    size = folds.n_test if rule.aggregate is not None else 1.0
     columns: dict[str, Any] = {
         name: found.score / size,
         "mcse": np.sqrt(found.variance) / size,

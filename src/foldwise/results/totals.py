@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foldwise.results.result import Score
-from foldwise.scores.rules import column, find_rule
+from foldwise.scores.rules import find_rule
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,8 +41,8 @@ def total_units(
     times its weight. The spread of contributions gives the total's standard error, and those of
     two models are paired.
     """
-    parts = units(table, rows, used, column(name))
-    aggregate = find_rule(name).aggregate
+    rule = find_rule(name)
+    parts, aggregate = units(table, rows, used, rule.column), rule.aggregate
     if aggregate is None or rows is None or not len(parts):
         return parts, 1.0
     keep = np.repeat(used, table["n_test"].values)
@@ -88,7 +88,7 @@ def finish_score(
     full_variance: float,
 ) -> Score:
     """Totals of a table by fold. Folds that are not a number stay in the table, not in the sum."""
-    used = np.isfinite(table[column(name)].values)
+    used = np.isfinite(table[find_rule(name).column].values)
     parts, slope = total_units(name, table, rows, used)
     with np.errstate(invalid="ignore", divide="ignore"):
         ess = draws * table["spread"].values[used].sum() / table["noise"].values[used].sum()

@@ -154,10 +154,10 @@ class Sampler:
         self.warmup, self.seed = warmup, seed
         self.position = np.array(start, program.precision)
         self.step_size = 1.0
-        self.steps = StepSize(*np.zeros((4, len(folds)), program.precision))
-        self.lived, self.finer = np.zeros((2, len(folds)), np.int64)
+        self.steps = StepSize(*np.zeros((4, len(start)), program.precision))
+        self.lived, self.finer = np.zeros((2, len(start)), np.int64)
         self.done = self.gradients = 0
-        self.temper, self.rung = np.zeros(len(folds)), 0
+        self.temper, self.rung = np.zeros(len(start)), 0
 
     @property
     def precision(self) -> str:
@@ -203,7 +203,7 @@ class Sampler:
         """Set the folds' common starting step size: the median over the pilots."""
         step = float(np.exp(np.median(log_steps)))
         self.step_size = float(f"{step:.3g}")  # rounded: the same bits in every grouping
-        self.steps = _same_steps(self.step_size, len(self.folds), self.precision)
+        self.steps = _same_steps(self.step_size, len(self.position), self.precision)
 
     def _store(self, members: Int[np.ndarray, " fold"], state: BlockState) -> None:
         self.position[members] = state.position
@@ -343,7 +343,7 @@ def run_together(
     """
     first = samplers[0].done if again is None else 0
     last = max(first, samplers[0].warmup) + draws
-    chosen = again or [np.arange(len(sampler.folds)) for sampler in samplers]
+    chosen = again or [np.arange(len(sampler.position)) for sampler in samplers]
     members = {id(sampler): own for sampler, own in zip(samplers, chosen, strict=True)}
     if again is not None:
         for sampler, own in zip(samplers, again, strict=True):

@@ -449,5 +449,5 @@ def divergent_share(run: Draws | Fit) -> float:
 
 def fingerprint_of(model: Model, flat: Float[np.ndarray, " d"]) -> tuple[float, float]:
     """Log prior and summed log likelihood at a position: another model has others."""
-    prior, rows = next(rows_at(model, flat[None]))
+    ((prior, rows),) = rows_at(model, flat[None])
     return float(prior[0]), float(rows[0].sum())

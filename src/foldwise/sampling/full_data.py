@@ -82,27 +82,26 @@ def fit(
     return result
 
 
-def full_data_fit(model: Model, seed: int, progress: bool) -> Fit:
+def full_data_fit(model: Model, seed: int, bar: Progress) -> Fit:
     """The fit of a checked model that cross-validation starts from, 4,000 draws.
 
     Small models are tried with many short chains first, which compile in no time. Where these do
     not converge NUTS is next, from where the short chains that are farthest apart have come to.
     """
     began, spent, starts, ends = time.perf_counter(), 0, None, None
-    with Progress(progress) as bar:
-        for run in draw_pooled(model, seed, bar) if suits(model) else ():
-            result = _made(model, run, seed, began)
-            stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0
-            spent, starts = run.gradients, None if stuck else far_apart(run.ends, 4)
-            if not stuck and not run.apart and not result.problems():
-                return result
-            _refuse_improper(model, result)
-            ends = run.ends
-        if starts is None:
-            starts, more = starting_points(model, 4, seed)
-            spent += more
-        run = draw_nuts(model, starts, 1000, 1000, seed, bar)
-        result = _made(model, run, seed, began, spent, ends)
+    for run in draw_pooled(model, seed, bar) if suits(model) else ():
+        result = _made(model, run, seed, began)
+        stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0
+        spent, starts = run.gradients, None if stuck else far_apart(run.ends, 4)
+        if not stuck and not run.apart and not result.problems():
+            return result
+        _refuse_improper(model, result)
+        ends = run.ends
+    if starts is None:
+        starts, more = starting_points(model, 4, seed)
+        spent += more
+    run = draw_nuts(model, starts, 1000, 1000, seed, bar)
+    result = _made(model, run, seed, began, spent, ends)
     if not suits(model):
         _refuse_improper(model, result)
     result.warn(stacklevel=5)  # the caller of cross_validate

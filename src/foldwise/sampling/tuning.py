@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import gradients, masked_log_density, rows_at
 from foldwise.models.model import Model
-from foldwise.sampling.blocks import Pilots, Tuning
+from foldwise.sampling.blocks import PILOTS, Pilots, Tuning
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import (
     DENSE_DIMENSION,
@@ -122,7 +122,7 @@ def start_positions(
     1 / (5 chains), which keeps starts dispersed enough for R-hat to mean something. (Smoothing
     the weights' tail first would only change weights that the cap levels.)
     """
-    chosen = np.empty((len(folds), chains), np.int64)
+    chosen = np.empty((len(held_out), chains), np.int64)
     for k, (number, log_density) in enumerate(zip(folds.index, held_out, strict=True)):
         log_weight = -np.where(np.isfinite(log_density), log_density, np.inf)
         log_weight -= scipy.special.logsumexp(log_weight)
@@ -178,6 +178,17 @@ class Locals:
     curvature: Float[np.ndarray, " d"]
     tied: Bool[np.ndarray, " fold"]
     improper: Bool[np.ndarray, " fold"]
+
+
+def tuned(
+    model: Model, folds: Folds, fit: Fit, full: FullDraws, chains: int, seed: int
+) -> tuple[Float[np.ndarray, "fold chain d"], Locals, Tuning]:
+    """Where the chains of every fold start, which coordinates are local to it, and its tuning."""
+    start = start_positions(full.positions, full.held_out, folds, chains, seed)
+    found = local_coordinates(model, folds, fit)
+    pilots = pilot_positions(full, PILOTS, chains, seed)
+    watched = watched_coordinates(fit, full)
+    return start, found, first_tuning(model, folds, fit, found, start, pilots, watched)
 
 
 def first_tuning(
@@ -306,8 +317,8 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
     A coordinate is local to a fold if the training rows change nothing, not a bit, about the
     gradient of the log density in it, at a few draws.
     """
-    spread = np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)
-    points, found = fit.flat[spread], []
+    flat, found = fit.flat, []
+    points = flat[np.linspace(0, len(flat) - 1, _LOCAL_DRAWS).astype(int)]
     of_prior = gradients(model, points, _no_rows(model)).gradient
     for first in range(0, len(folds), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(folds)))
@@ -315,7 +326,7 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
         gradient = gradients(model, np.tile(points, (len(members), 1)), train).gradient
         by_fold = gradient.reshape(len(members), *points.shape)
         found.append(np.all(by_fold == of_prior, axis=1))
-    curvature = _prior_curvature(model, fit)
+    curvature = _prior_curvature(model, fit.central_draws(1)[0], flat.std(axis=0))
     positive = np.isfinite(curvature) & (curvature > 0)
     # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
     uninformed, flat = np.concatenate(found), (of_prior == 0.0).all(axis=0)
@@ -357,15 +368,16 @@ def _no_rows(model: Model) -> Bool[np.ndarray, "1 row"]:
     return np.zeros((1, model.n_obs), bool)
 
 
-def _prior_curvature(model: Model, fit: Fit) -> Float[np.ndarray, " d"]:
-    """Curvature of the log prior in every coordinate, near the posterior mean.
+def _prior_curvature(
+    model: Model, point: Float[np.ndarray, " d"], sd: Float[np.ndarray, " d"]
+) -> Float[np.ndarray, " d"]:
+    """Curvature of the log prior in every coordinate, at a point near the posterior mean.
 
     Central differences of its gradient, (g_i(q - h e_i) - g_i(q + h e_i)) / (2 h) with h a
-    thousandth of the posterior sd: a scale for HMC, which needs no more digits. Zero where the
+    thousandth of the posterior ``sd``: a scale for HMC, which needs no more digits. Zero where the
     difference is no more than rounding.
     """
-    d, point = model.dimension, fit.central_draws(1)[0]
-    spread = np.maximum(1e-3 * fit.flat.std(axis=0), 1e-10 * np.abs(point))
+    d, spread = model.dimension, np.maximum(1e-3 * sd, 1e-10 * np.abs(point))
     before, after = np.empty(d), np.empty(d)
     for first in range(0, d, _AT_ONCE):
         chosen = np.arange(first, min(first + _AT_ONCE, d))

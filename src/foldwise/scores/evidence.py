@@ -88,11 +88,6 @@ class Pace:
     watch: Watch
     time: Float[np.ndarray, " fold"]
 
-    @classmethod
-    def empty(cls, folds: int, chains: int, directions: int, batch: int) -> Pace:
-        """Before the first draw."""
-        return cls(Watch.empty(folds, chains, directions, batch), np.zeros(folds))
-
 
 @dataclass
 class Outcomes:

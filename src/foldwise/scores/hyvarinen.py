@@ -167,8 +167,8 @@ def bridged_curvature(evidence: Evidence, outcomes: Outcomes, name: str) -> Esti
             target[where] = sample.influence(value[where], left_out)
             corrected[where] += target[where].mean(axis=(1, 2))
     weight = np.repeat(folds.fold_weight, folds.n_test)
-    theirs_too = FullSide(from_full, full)
-    found = assembled(evidence, name, corrected, influence, True, from_folds, theirs_too, weight)
+    full_side = FullSide(from_full, full)
+    found = assembled(evidence, name, corrected, influence, True, from_folds, full_side, weight)
     overlap = np.where(far, np.nan, overlap)
     found = replace(found, overlap=overlap, bridged=evidence.partner >= 0)
     if name == "hyvarinen_pointwise":

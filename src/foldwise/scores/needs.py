@@ -59,6 +59,11 @@ def rule_of(name: str, folds: Folds) -> Rule:
     return find_rule(name)
 
 
+def rules_of(names: Iterable[str]) -> dict[str, Rule]:
+    """The rules called ``names``; raises where there is none of that name."""
+    return {name: find_rule(name) for name in names}
+
+
 def contributions_of(names: Iterable[str], folds: Folds) -> list[Contribution]:
     """What the draws contribute to the scores ``names``; predictive draws always to the PIT."""
     rules = [rule_of(name, folds) for name in names]
@@ -93,10 +98,11 @@ def emitted(
     )
 
 
-def check_scores(names: tuple[str, ...], model: Model, folds: Folds, memory: str) -> None:
-    """Raise unless the model has what the scores ``names`` need."""
-    for name in names:
-        rule = find_rule(name)
+def check(
+    names: tuple[str, ...], keep: tuple[str, ...], model: Model, folds: Folds, memory: str
+) -> None:
+    """Raise unless the model has what the scores ``names`` need, and ``keep`` can be kept."""
+    for name, rule in rules_of(names).items():
         if rule.contribution is None:
             continue
         if rule.discrete:
@@ -117,9 +123,10 @@ def check_scores(names: tuple[str, ...], model: Model, folds: Folds, memory: str
             "energy scores test sets of several rows jointly, but every fold tests a single row; "
             "use crps, which is the same there"
         )
+    _check_keep(keep, model, memory)
 
 
-def check_keep(keep: tuple[str, ...], model: Model, memory: str) -> None:
+def _check_keep(keep: tuple[str, ...], model: Model, memory: str) -> None:
     """Raise unless what is to be kept is known and can be."""
     for name in keep:
         check_name("keep", name, KEEP)
@@ -161,7 +168,7 @@ def classes_of(
     Those that are observed, and those that the model simulates at full-data draws. Raises where
     they are too many, or where their probabilities do not add up to one.
     """
-    name = next((n for n in names if find_rule(n).discrete), None)
+    name = next((name for name, rule in rules_of(names).items() if rule.discrete), None)
     if name is None:
         return np.zeros(0)
     classes = np.unique(np.asarray(model.y)).astype(float)

@@ -1,4 +1,4 @@
-"""What rules keep of the draws: running sums of contributions, predictive draws, positions."""
+"""What is kept of the draws: running sums, log scores, contributions, predictions, positions."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ class Rule:
     ``value(means, context)`` is the score of each unit from the means of its contributions;
     ``context`` are the units' observed values. ``finish``, where given, replaces the jackknife.
     ``aggregate`` says how rows become a total that is not their sum; ``error`` that rows are
-    errors, of which less is better; ``discrete`` that observations must be discrete.
+    errors, of which less is better; ``discrete`` that observations must be discrete. ``column`` is
+    what tables call the values of the score.
     """
 
     title: str
@@ -85,6 +86,7 @@ class Rule:
     aggregate: Aggregate | None = None
     error: bool = False
     discrete: bool = False
+    column: str = "score"
 
     def parts(self) -> tuple[Contribution, Finish]:
         """What draws contribute, and how its sums become scores and influences of blocks."""

@@ -352,8 +352,8 @@ EXPLAINED = Aggregate(
 )
 
 RULES: dict[str, Rule] = {
-    "log": Rule("joint log density"),
-    "log_pointwise": Rule("log density by row"),
+    "log": Rule("joint log density", column="elpd"),
+    "log_pointwise": Rule("log density by row", column="elpd"),
     "hyvarinen": Rule("Hyvarinen score, joint", CURVATURE, hyvarinen),
     "hyvarinen_pointwise": Rule("Hyvarinen score by row", ROW_CURVATURE, hyvarinen),
     "dss": Rule("Dawid-Sebastiani, joint", JOINT_RESIDUALS, _dawid_sebastiani),
@@ -376,7 +376,7 @@ RULES: dict[str, Rule] = {
 
 def column(name: str) -> str:
     """What tables call the values of a score: ``elpd`` for log scores, ``score`` for others."""
-    return "elpd" if name in LOG_SCORES else "score"
+    return find_rule(name).column
 
 
 def find_rule(name: str) -> Rule:

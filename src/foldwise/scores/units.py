@@ -107,9 +107,8 @@ def assembled(
 ) -> Estimate:
     """Scores by fold and their variances, from those of their rows or their own.
 
-    ``from_folds`` and ``from_full`` are influences of the draws of the folds' partners, folds and
-    the full data;
-    ``unit_weight`` the weights in the total, if not those of the rows or folds.
+    ``from_folds`` and ``from_full`` are influences of the draws of partners, folds or the full
+    data; ``unit_weight`` the weights in the total, if not those of the rows or folds.
     """
     folds, k = evidence.folds, len(evidence.folds)
     sizes = folds.n_test if by_row else np.ones(k, int)
