@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from foldwise.folds.inputs import generator
-from foldwise.folds.ragged import RowLists, gather, lists_by_code, owners, row_type
+from foldwise.folds.ragged import (
+    RowLists,
+    gather,
+    lists_by_code,
+    owners,
+    ranges,
+    row_type,
+    starts,
+)
 from foldwise.support.checks import check_count, is_integer
 from foldwise.support.words import counted
 
@@ -165,6 +173,17 @@ class Folds:
         """Number of training rows of each fold, (K,)."""
         interval = self.train_stop.astype(np.int64) - self.train_start
         return _owned(interval - np.diff(self.dropped_start))
+
+    @property
+    def left_out(self) -> RowLists:
+        """Rows that do not train in each fold, in no order: where lists start, and their rows."""
+        before = ranges(np.zeros(len(self), np.int64), self.train_start.astype(np.int64))
+        after = ranges(self.train_stop.astype(np.int64), np.full(len(self), self.n))
+        parts = (before, (self.dropped_start, self.dropped_rows), after)
+        fold = np.concatenate([owners(start) for start, _ in parts])
+        rows = np.concatenate([rows for _, rows in parts])
+        order = np.argsort(fold, kind="stable")
+        return starts(np.bincount(fold, minlength=len(self))), rows[order]
 
     @cached_property
     def fold_weight(self) -> np.ndarray:

@@ -1,0 +1,293 @@
+"""Scores of folds from the full-data draws alone: importance sampling, cells integrated out.
+
+With m and t of ``cell_sets.py``, the posterior of a fold has the weights w = exp(-m) at the
+full-data draws, which Pareto smoothing makes w', and
+
+    log p(test rows | training rows) = log A / B,  A = mean of w' exp(t), B = mean of w'.
+
+Its Monte Carlo error is that of the draws, which all folds share: draw s has the influence
+w'_s exp(t_s) / A - w'_s / B. Influences are added over folds before their variance is taken by
+batch means. The log of a mean is too low by half of the mean's relative variance, so half of that
+of A is added and half of that of B taken away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float
+from scipy import sparse
+
+from foldwise.folds.folds import Folds
+from foldwise.folds.ragged import owners
+from foldwise.models.model import Model
+from foldwise.models.structure import Structure
+from foldwise.scores.cell_sets import Needs, Values, needs_of
+from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT, series_variance
+
+# Test rows, or folds, times draws that are held at once (8 bytes each, several arrays).
+_VALUES = 2**24
+
+
+class FullDraws(NamedTuple):
+    """Full-data draws, ``chains`` chains one after another, in batches of ``length`` for errors."""
+
+    positions: Float[np.ndarray, "draw d"]
+    chains: int
+    length: int
+
+    def variance(self, influence: Float[np.ndarray, "... draw"]) -> Float[np.ndarray, " ..."]:
+        """Monte Carlo variance of a mean over the draws."""
+        by_chain = influence.reshape(*influence.shape[:-1], self.chains, -1)
+        return series_variance(by_chain, self.length)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Logs of ratios of means over full-data draws, one for every fold or test row.
+
+    ``variance`` is the Monte Carlo variance of each, ``spread`` that of its influence over draws.
+    """
+
+    value: Float[np.ndarray, " unit"]
+    variance: Float[np.ndarray, " unit"]
+    spread: Float[np.ndarray, " unit"]
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Scores of folds by importance sampling.
+
+    ``pareto_k`` is the shape of the tail of each fold's weights, ``weight_ess`` how many equal
+    weights are worth as much, ``unsettled`` says that integrals of the fold cannot be relied on.
+    ``used`` are the folds that the scores are for: all, or those that are reliable. ``folds`` has
+    the scores by name; ``rows`` those of the test rows. ``influence`` is, by score, what each draw
+    adds to the weighted sum over the folds used. ``full_folds`` and ``full_rows`` are the log
+    densities of the same folds and rows by the full-data posterior itself.
+    """
+
+    draws: FullDraws
+    structure: Structure
+    pareto_k: Float[np.ndarray, " fold"]
+    weight_ess: Float[np.ndarray, " fold"]
+    unsettled: Bool[np.ndarray, " fold"]
+    used: Bool[np.ndarray, " fold"]
+    folds: dict[str, Ratio]
+    rows: Ratio | None
+    influence: dict[str, Float[np.ndarray, " draw"]]
+    full_folds: Float[np.ndarray, " fold"]
+    full_rows: Float[np.ndarray, " row"]
+
+
+def k_limit(draws: int) -> float:
+    """Pareto k up to which so many draws give a usable mean (Vehtari et al. 2024)."""
+    return min(PARETO_LIMIT, 1.0 - 1.0 / np.log10(draws))
+
+
+def by_importance(
+    model: Model,
+    structure: Structure,
+    folds: Folds,
+    draws: FullDraws,
+    scores: tuple[str, ...],
+    everything: bool,
+) -> Importance:
+    """Scores ``log`` and ``log_pointwise`` of the folds from full-data draws.
+
+    ``everything`` asks for all folds; else only those are used for which the weights and integrals
+    can be relied on.
+    """
+    by_row = "log_pointwise" in scores and int(folds.n_test.max()) > 1
+    size = max(_VALUES // len(draws.positions), 1)
+    per_fold = folds.n_test if by_row else np.ones(len(folds), np.int64)
+    piece = np.cumsum(per_fold) // size
+    parts = []
+    for number in np.unique(piece):
+        some = folds[np.flatnonzero(piece == number)]
+        parts.append(_piece(model, structure, some, draws, scores, by_row, everything))
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _piece(
+    model: Model,
+    structure: Structure,
+    folds: Folds,
+    draws: FullDraws,
+    scores: tuple[str, ...],
+    by_row: bool,
+    everything: bool,
+) -> Importance:
+    """The same of folds that fit into memory together."""
+    needs = needs_of(structure, folds, by_row)
+    values = Values(model, structure, needs, draws.positions)
+    left_out, tested, rows, full_folds, full_rows = _evaluate(values, needs, folds, draws)
+    weight, k = smoothed(left_out)
+    with np.errstate(invalid="ignore", over="ignore"):
+        weight_ess = 1.0 / (np.exp(weight) ** 2).sum(axis=1)
+    unsettled = _touched(needs, values.unsettled, folds)
+    good = (k <= k_limit(len(draws.positions))) & (weight_ess >= ESS_LIMIT) & ~unsettled
+    found: dict[str, Ratio] = {}
+    influences = {}
+    ratio, influence = _ratio(weight, tested, draws)
+    good &= np.isfinite(ratio.value)
+    used = np.isfinite(ratio.value) if everything else good
+    fold_weight = np.where(used, folds.fold_weight, 0.0)
+    of_rows = None
+    for name in scores:
+        if name == "log_pointwise" and by_row:
+            found[name], of_rows, total = _by_row(weight, rows, folds, draws, used)
+            influences[name] = total
+        else:
+            found[name] = ratio
+            influences[name] = fold_weight[used] @ influence[used]
+    if of_rows is None:
+        of_rows = ratio if "log_pointwise" in scores else None
+    return Importance(
+        draws,
+        structure,
+        k,
+        weight_ess,
+        unsettled,
+        used,
+        found,
+        of_rows,
+        influences,
+        full_folds,
+        full_rows,
+    )
+
+
+def _evaluate(
+    values: Values, needs: Needs, folds: Folds, draws: FullDraws
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """m and t of every fold, t of every test row, and full-data scores of folds and rows."""
+    count = len(draws.positions)
+    m = np.empty((len(folds), count))
+    alike = (needs.left_out != needs.tested).nnz == 0
+    t = m if alike else np.empty_like(m)
+    rows = None if needs.by_row is None else np.empty((needs.by_row.shape[0], count))
+    full_folds = np.full(len(folds), -np.inf)
+    full_rows = np.full(len(folds.test_rows), -np.inf)
+    entries = (np.ones(len(folds.test_rows)), folds.test_rows, folds.test_start)
+    test = sparse.csr_array(entries, (len(folds), folds.n))
+    for part, found in values.at(draws.positions):
+        density = found[values.count :]
+        with np.errstate(invalid="ignore"):
+            m[:, part] = _times(needs.left_out, found)
+            if not alike:
+                t[:, part] = _times(needs.tested, found)
+            if rows is not None and needs.by_row is not None:
+                rows[:, part] = _times(needs.by_row, found)
+            full_folds = np.logaddexp(
+                full_folds, scipy.special.logsumexp(_times(test, density), axis=1)
+            )
+            row_sum = scipy.special.logsumexp(density, axis=1)
+            full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
+    return m, t, rows, full_folds - np.log(count), full_rows - np.log(count)
+
+
+def _times(matrix: sparse.csr_array, values: np.ndarray) -> np.ndarray:
+    return np.asarray(matrix @ values)
+
+
+def _touched(needs: Needs, unsettled: Bool[np.ndarray, " column"], folds: Folds) -> np.ndarray:
+    """Folds that need an integral that is not settled."""
+    marks = unsettled.astype(float)
+    found = (abs(needs.left_out) @ marks > 0) | (abs(needs.tested) @ marks > 0)
+    if needs.by_row is not None:
+        of_row = abs(needs.by_row) @ marks > 0
+        found |= np.logical_or.reduceat(of_row, folds.test_start[:-1])
+    return found
+
+
+def smoothed(
+    log_ratio: Float[np.ndarray, "fold draw"],
+) -> tuple[Float[np.ndarray, "fold draw"], Float[np.ndarray, " fold"]]:
+    """Pareto-smoothed log weights, summing to one, and the Pareto k of each fold.
+
+    ``log_ratio`` is m: weights before smoothing are exp(-m). A fold with values that are no number
+    has none, and one whose weights are all equal has k = -inf.
+    """
+    from arviz_stats.base import array_stats
+
+    weights = np.full_like(log_ratio, np.nan)
+    k = np.full(len(log_ratio), np.nan)
+    good = np.isfinite(log_ratio).all(axis=1)
+    flat = good & (np.ptp(log_ratio, axis=1) < 1e-12)
+    weights[flat], k[flat] = -np.log(log_ratio.shape[1]), -np.inf
+    some = good & ~flat
+    if some.any():
+        found, shape = array_stats.psislw(log_ratio[some])
+        weights[some] = found - scipy.special.logsumexp(found, axis=1)[:, None]
+        k[some] = shape
+    return weights, k
+
+
+def _ratio(
+    weight: Float[np.ndarray, "unit draw"], t: Float[np.ndarray, "unit draw"], draws: FullDraws
+) -> tuple[Ratio, Float[np.ndarray, "unit draw"]]:
+    """log of sum w exp(t) / sum w for log weights that sum to one, and the draws' influences."""
+    count = weight.shape[1]
+    with np.errstate(invalid="ignore"):
+        value = scipy.special.logsumexp(weight + t, axis=1)
+        above = np.exp(weight + t - value[:, None]) * count
+        below = np.exp(weight) * count
+        correction = 0.5 * (draws.variance(above) - draws.variance(below))
+        above -= below
+        ratio = Ratio(value + correction, draws.variance(above), above.var(axis=1, ddof=1))
+    return ratio, above
+
+
+def _by_row(
+    weight: Float[np.ndarray, "fold draw"],
+    rows: Float[np.ndarray, "row draw"] | None,
+    folds: Folds,
+    draws: FullDraws,
+    used: Bool[np.ndarray, " fold"],
+) -> tuple[Ratio, Ratio, Float[np.ndarray, " draw"]]:
+    """Sums over each fold's test rows, the test rows, and the total's influences.
+
+    Rows of a fold share its weights, so their influences are added before variances are taken.
+    """
+    if rows is None:
+        raise ValueError("scores by row need the densities of rows, but only folds' were made")
+    fold = owners(folds.test_start)
+    of_rows, influence = _ratio(weight[fold], rows, draws)
+    value = np.add.reduceat(of_rows.value, folds.test_start[:-1])
+    summed = np.add.reduceat(influence, folds.test_start[:-1], axis=0)
+    of_folds = Ratio(value, draws.variance(summed), summed.var(axis=1, ddof=1))
+    keep = used[fold]
+    return of_folds, of_rows, folds.test_weight[keep] @ influence[keep]
+
+
+def _joined(parts: list[Importance]) -> Importance:
+    """One record of the folds of all parts, which have the same draws."""
+    first = parts[0]
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return Importance(
+        first.draws,
+        first.structure,
+        joined("pareto_k"),
+        joined("weight_ess"),
+        joined("unsettled"),
+        joined("used"),
+        {name: _ratios([part.folds[name] for part in parts]) for name in first.folds},
+        None if first.rows is None else _ratios([p.rows for p in parts if p.rows is not None]),
+        {
+            name: np.sum([part.influence[name] for part in parts], axis=0)
+            for name in first.influence
+        },
+        joined("full_folds"),
+        joined("full_rows"),
+    )
+
+
+def _ratios(parts: list[Ratio]) -> Ratio:
+    names = ("value", "variance", "spread")
+    return Ratio(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
