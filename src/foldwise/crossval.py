@@ -15,34 +15,41 @@ from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import begin_to_compile
 from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
-from foldwise.results.result import CVResult
+from foldwise.models.structure import find_cells
+from foldwise.results.result import CVResult, warn_of_flags
 from foldwise.results.summary import summarise
+from foldwise.results.weighted import weighted_result, with_chains
 from foldwise.sampling.blocks import (
     Sampler,
     tune_together,
 )
 from foldwise.sampling.fit import Fit, FitError, check_draws
-from foldwise.sampling.full_data import full_data_fit
+from foldwise.sampling.full_data import full_data_fit, longer_fit
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample
+from foldwise.sampling.target import Goal, longer_fit_needed, not_reached, run_to_target
 from foldwise.sampling.tuning import (
     fold_metrics_fit,
     full_data,
+    partner_draws,
     tuned,
 )
 from foldwise.scores import bridge, needs, recording
-from foldwise.scores.diagnostics import draws_needed
-from foldwise.scores.estimate import estimate, total_slope
 from foldwise.scores.evidence import Evidence, FullData, Pace
+from foldwise.scores.importance import FullDraws, Importance, by_importance
 from foldwise.scores.logscore import ESTIMATORS
+from foldwise.scores.rules import LOG_SCORES
 from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile
 
+METHODS = ("auto", "importance", "mcmc")
 MEMORIES = ("draws", "online")
 PRECISIONS = ("float64", "float32")
+# Longer fits that are made for an error to be reached, and draws of each of their chains.
+MOST_REFITS, MOST_FIT_DRAWS = 2, 10_000
 # Batch means need this many batches for an error worth the name.
 LEAST_BATCHES = 20
 
@@ -68,6 +75,7 @@ def cross_validate(
     batch: int = 10,
     target_mcse: float | None = None,
     max_draws: int = 2000,
+    method: str = "mcmc",
     estimator: str = "auto",
     memory: str = "draws",
     keep: str | tuple[str, ...] = (),
@@ -113,6 +121,12 @@ def cross_validate(
         their length.
     max_draws
         Draws of each chain at which such a run stops, with a warning if it is not there.
+    method
+        ``"mcmc"`` samples the posterior of every fold. ``"importance"`` reweights the full-data
+        draws, with the parameters of groups integrated out, and flags folds for which that is not
+        reliable: log scores in seconds, without chains. ``"auto"`` runs chains for those folds
+        only, and for all where it does not apply: other scores, kept draws, an ``estimator`` that
+        was asked for, leave-future-out.
     estimator
         ``"mean"`` averages the predictive density over the fold's draws, ``"bridge"`` also uses
         the draws of its partner, ``"auto"`` takes the bridge wherever there is a partner.
@@ -147,37 +161,129 @@ def cross_validate(
         candidate.check_shapes()
         needs.check(settings.scores, settings.keep, candidate, folds, memory)
     _check_bridge(folds, settings)
-    _begin_to_compile(models, folds, settings)
+    weighted = _weighs(method, folds, settings)
+    _begin_to_compile(models, folds, settings, weighted)
     import_meanwhile("arviz_stats.base", "xarray")
-    fits = []
     with Progress(progress) as bar:
+        fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
             fits.append(_fit(candidate, fit, own_seed, bar))
-        runs = [
-            _prepare(
-                candidate, folds, own_fit, replace(settings, seed=own_seed), draws, bar, len(models)
-            )
+        tasks = [
+            Task(candidate, folds, own_fit, replace(settings, seed=own_seed), fit is None)
             for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True)
         ]
-        for run in runs:
-            run.seconds = {"fit": run.fit.seconds if fit is None else 0.0, **run.seconds}
-        _tune(runs, bar)
-        sample(runs, draws, bar)
-        if target_mcse is not None:
-            _run_to_target(runs, target_mcse, max_draws, bar)
-    results = {}
-    for run in runs:
-        run.model.check_same()  # as it was when the first program was traced, to the last
-        results[str(run.model.name)] = summarise(run)
+        if weighted:
+            found = [_by_importance(task, goal, method == "importance", bar) for task in tasks]
+        else:
+            found = _by_chains(tasks, goal, bar)
+    results = {str(task.model.name): result for task, result in zip(tasks, found, strict=True)}
+    for task, result in zip(tasks, found, strict=True):
+        task.model.check_same()  # as it was when the first program was traced, to the last
+        warn_of_flags(result)
     return results if isinstance(model, ModelFamily) else results[str(model.name)]
 
 
-class Goal(NamedTuple):
-    """How long to run: draws of each chain, or until the error is at most ``target``."""
+class Task(NamedTuple):
+    """A model to cross-validate, and how; ``fitted_here`` says that its fit's time counts."""
 
-    draws: int
-    target: float | None
-    most: int
+    model: Model
+    folds: Folds
+    fit: Fit
+    settings: Settings
+    fitted_here: bool
+
+    @property
+    def fit_seconds(self) -> float:
+        """Time of the fit, where it was made for this."""
+        return self.fit.seconds if self.fitted_here else 0.0
+
+
+def _by_chains(tasks: Sequence[Task], goal: Goal, bar: Progress) -> list[CVResult]:
+    """Results of tasks that are sampled side by side: chains for every fold."""
+    runs = [
+        _prepare(task.model, task.folds, task.fit, task.settings, goal.draws, bar, len(tasks))
+        for task in tasks
+    ]
+    for run, task in zip(runs, tasks, strict=True):
+        run.seconds = {"fit": task.fit_seconds, **run.seconds}
+    _tune(runs, bar)
+    sample(runs, goal.draws, bar)
+    if goal.target is not None:
+        run_to_target(runs, goal, goal.target, bar)
+    return [summarise(run) for run in runs]
+
+
+def _by_importance(task: Task, goal: Goal, everything: bool, bar: Progress) -> CVResult:
+    """The result of a task from its full-data draws; chains for folds that need them.
+
+    ``everything``: no chains, and folds that need them are flagged.
+    """
+    found, seconds = _weights(task, everything, bar)
+    for _ in range(MOST_REFITS):
+        draws = _fit_draws_to_target(task, goal, found)
+        if not draws:
+            break
+        task = task._replace(fit=longer_fit(task.model, task.fit, draws, bar))
+        found, seconds = _weights(task, everything, bar)
+    rest = np.flatnonzero(~found.used)
+    if len(rest) == len(task.folds):
+        return _by_chains([task], goal, bar)[0]
+    result = weighted_result(
+        task.model, task.folds, task.fit, task.settings, goal.draws, found, seconds
+    )
+    if everything or not len(rest):
+        if goal.target is not None and not result.mcse <= goal.target:
+            reason = longer_fit_needed(task.fit, goal.target, result.mcse**2)
+            warnings.warn(not_reached(goal.target, result.mcse**2, reason), stacklevel=3)
+        return result
+    others = task._replace(folds=task.folds[rest], fitted_here=False)
+    beside = found.influence[task.settings.scores[0]]
+    return with_chains(result, _by_chains([others], goal._replace(beside=beside), bar)[0])
+
+
+def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, dict[str, float]]:
+    """Scores of a task's folds from its full-data draws, and how long that took."""
+    model, folds, fit, settings, _ = task
+    began = time.perf_counter()
+    bar.start("importance weights of the folds")
+    by_chain, length = partner_draws(fit, 1)
+    draws = FullDraws(by_chain.reshape(-1, model.dimension), len(by_chain), length)
+    structure = find_cells(model, draws.positions)
+    found = by_importance(model, structure, folds, draws, settings.scores, everything)
+    return found, {"fit": task.fit_seconds, "weights": time.perf_counter() - began}
+
+
+def _fit_draws_to_target(task: Task, goal: Goal, found: Importance) -> int:
+    """Draws of each chain of a longer fit that the target needs; 0 where none is made.
+
+    Where the folds have no chains that add to the error, half of it may be the full-data draws'.
+    """
+    if goal.target is None or not task.fitted_here or not found.used.any():
+        return 0
+    variance = float(found.draws.variance(found.influence[task.settings.scores[0]]))
+    most = goal.target**2 * (1.0 if found.used.all() else 0.5)
+    have = len(found.draws.positions) / found.draws.chains
+    if variance <= most or not np.isfinite(variance):
+        return 0
+    return min(int(np.ceil(1.2 * have * variance / most)), MOST_FIT_DRAWS)
+
+
+def _weighs(method: str, folds: Folds, settings: Settings) -> bool:
+    """Whether folds may be scored by importance sampling; raises where they must and can not."""
+    check_name("method", method, METHODS)
+    other = [name for name in settings.scores if name not in LOG_SCORES]
+    # where folds bridge to each other, as in leave-future-out, most are far from the full data
+    chained = bool(((folds.partner >= 0) & (folds.partner < len(folds))).any())
+    if method == "importance" and (other or settings.keep):
+        raise ValueError(
+            f'method="importance" gives log scores and keeps no draws, but '
+            f"{', '.join([*other, *settings.keep])} was asked for; use "
+            'method="auto" or "mcmc"'
+        )
+    if method == "importance":
+        return True
+    usual = settings.estimator == "auto" and settings.precision == "float64"
+    return method == "auto" and usual and not (other or settings.keep or chained)
 
 
 def _score_names(scores: str | tuple[str, ...] | None, folds: Folds) -> tuple[str, ...]:
@@ -333,14 +439,16 @@ def _prepare(
     )
 
 
-def _begin_to_compile(models: Sequence[Model], folds: Folds, settings: Settings) -> None:
+def _begin_to_compile(
+    models: Sequence[Model], folds: Folds, settings: Settings, weighted: bool
+) -> None:
     """Let programs compile in the background that will be needed, whatever the fit will be.
 
-    That of the folds only where the fit does not decide its shapes.
+    That of the folds only where the fit does not decide its shapes, and every fold has chains.
     """
     model = models[0]
     by_class = any(rule.discrete for rule in needs.rules_of(settings.scores).values())
-    if not by_class and fold_metrics_fit(model, folds):
+    if not by_class and not weighted and fold_metrics_fit(model, folds):
         emit = needs.emitted(settings.scores, settings.keep, folds, model, np.zeros(0))
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
@@ -407,72 +515,3 @@ def _bridge_nodes(
     if not (previous >= 0).any():
         return own[:, None]
     return np.stack([own, own[np.maximum(previous, 0)]], axis=1)
-
-
-def _run_to_target(runs: Sequence[Run], target: float, max_draws: int, bar: Progress) -> None:
-    """Run on in rounds until every total's Monte Carlo error is at most ``target``.
-
-    An error counts only when no fold's chains are too slow for their length.
-    """
-    more = {id(run): _draws_to_target(run, target, max_draws) for run in runs}
-    while pending := [run for run in runs if more[id(run)]]:
-        sample(pending, max(more.values()), bar)
-        more |= {id(run): _draws_to_target(run, target, max_draws) for run in pending}
-    for run in runs:
-        own, fixed = _main_variances(run)
-        if not own + fixed <= target**2 or run.evidence.standing.slow.any():
-            message = _why_missed(run, target, max_draws, own, fixed)
-            warnings.warn(message, stacklevel=3)
-
-
-def _draws_to_target(run: Run, target: float, max_draws: int) -> int:
-    """How many draws to add in the next round; 0 when the target is reached or out of reach."""
-    own, fixed = _main_variances(run)
-    now = run.evidence.standing
-    have, slow = now.draws, bool(now.slow.any())
-    reached = own + fixed <= target**2 and not slow
-    if reached or not own + fixed < np.inf or fixed >= target**2:
-        return 0
-    needed = int(np.ceil(have * own / (target**2 - fixed) * 1.1))
-    if slow:
-        needed = max(needed, draws_needed(now.slowest_ess, now.chains, now.draws))
-    # at most three times as long at once: the error is itself an estimate
-    more = min(needed, 3 * have, max_draws) - have
-    return min(max(more, run.settings.batch), max_draws - have)
-
-
-def _why_missed(run: Run, target: float, max_draws: int, own: float, fixed: float) -> str:
-    now = run.evidence.standing
-    if not np.isfinite(own + fixed):
-        return (
-            f"target_mcse={target:g} cannot be reached: the Monte Carlo error of "
-            f"{run.settings.scores[0]} is not a number; look at the folds' status"
-        )
-    if fixed >= target**2:
-        longer = int(np.ceil(1.5 * run.fit.positions.shape[1] * fixed / target**2))
-        reason = (
-            f"the full-data draws alone contribute {np.sqrt(fixed):.3g}; pass a "
-            f"longer fit, fit=foldwise.fit(model, draws={longer})"
-        )
-    elif now.slow.any():
-        needed = draws_needed(now.slowest_ess, now.chains, now.draws)
-        reason = (
-            f"max_draws={max_draws} was reached, and the error is not to be trusted while "
-            f"chains of {int(now.slow.sum())} folds are too slow for their length; they "
-            f"need about {needed} draws, or another parameterisation"
-        )
-    else:
-        reason = f"max_draws={max_draws} was reached"
-    return (
-        f"target_mcse={target:g} was not reached: the Monte Carlo error is "
-        f"{np.sqrt(own + fixed):.3g}; {reason}"
-    )
-
-
-def _main_variances(run: Run) -> tuple[float, float]:
-    """Monte Carlo variances of the first score's total: from fold draws, from full-data draws."""
-    found = estimate(run.evidence, run.settings.scores[0], run.settings.estimator)
-    if not np.isfinite(found.score).any():
-        return np.nan, np.nan
-    slope = total_slope(run.evidence, found)
-    return slope**2 * found.own_variance, slope**2 * found.full_variance

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from foldwise.models.model import Model
 from foldwise.results.files import restore_run
-from foldwise.results.result import CVResult
+from foldwise.results.result import CVResult, warn_of_flags
 from foldwise.results.summary import summarise
+from foldwise.results.weighted import with_chains
 from foldwise.sampling.run import Run
 from foldwise.sampling.sample import sample
 from foldwise.support.checks import check_count
@@ -19,7 +20,11 @@ def extended(result: CVResult, draws: int, model: Model | None, progress: bool) 
     """
     if result.run is None:
         result.run = _restored(result, model)
-    return extend(result.run, draws, progress)
+    longer = extend(result.run, draws, progress)
+    if result.weighted is not None:
+        longer = with_chains(result.weighted, longer)
+    warn_of_flags(longer, stacklevel=5)
+    return longer
 
 
 def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
@@ -34,6 +39,12 @@ def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
 
 def _restored(result: CVResult, model: Model | None) -> Run:
     """The run of a result that was loaded from a file."""
+    if "state" not in result.info and (result.folds["method"].values == "importance").all():
+        raise ValueError(
+            "extend runs chains further, but this result has none: its scores come from the "
+            "full-data draws alone; for a smaller Monte Carlo error pass a longer fit, "
+            "cross_validate(..., fit=foldwise.fit(model, draws=...))"
+        )
     if "state" not in result.info:
         raise ValueError(
             "only a result that holds the state of its chains can be extended, but this "

@@ -9,6 +9,7 @@ A saved result is one netCDF-4 file, which xarray, R, Julia and ncdump read alik
     /draws          log score of every draw, where kept
     /calibration    predictive probabilities of each test row, where simulated
     /state          what ``extend`` needs to take the chains further
+    /weighted       the result of the folds by importance sampling, where others have chains
 
 Groups mirror the records they hold: one variable for each array or number, one group for each
 record inside. A new field of a record is saved without a change here; a new kind of record is
@@ -258,6 +259,8 @@ def _result_tree(result: CVResult) -> xr.DataTree:
         children["state"] = pack(_run_parts(result.run))
     elif "state" in result.info:
         children["state"] = result.info["state"].tree
+    if result.weighted is not None:
+        children["weighted"] = _result_tree(result.weighted)
     tree = xr.DataTree(xr.Dataset(attrs=attributes_of(result.info)), children=children)
     tree.attrs["checksum"] = _checksum(tree)
     return tree
@@ -271,7 +274,8 @@ def _result(tree: xr.DataTree) -> CVResult:
     if "state" in groups:
         info["state"] = SavedState(groups["state"].copy())
     scores, mixing, test = (unpack(groups[name]) for name in ("scores", "mixing", "test"))
-    return CVResult(scores, mixing, test, info, draws, calibration)
+    weighted = _result(groups["weighted"]) if "weighted" in groups else None
+    return CVResult(scores, mixing, test, info, draws, calibration, weighted=weighted)
 
 
 # ---------------------------------------------------------------- the state of a run

@@ -53,7 +53,7 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     calibration = None
     tables = [part.calibration for part in parts if part.calibration is not None]
     if len(tables) == len(parts):
-        calibration = _join(tables, "test_row", entries)
+        calibration = join_tables(tables, "test_row", entries)
     draws = _merge_draws(parts, order, fold_names)
     return CVResult(scores, mixing, test, _merge_info(parts), draws, calibration)
 
@@ -117,7 +117,7 @@ def _merge_score(
     parts: list[CVResult], name: str, order: np.ndarray, entries: np.ndarray, limit: float
 ) -> Score:
     scores = [part.score(name) for part in parts]
-    table = _join([score.folds for score in scores], "fold", order)
+    table = join_tables([score.folds for score in scores], "fold", order)
     table["status"] = ("fold", _status(table, limit))
     rows, by_row = None, [score.rows for score in scores if score.rows is not None]
     if 0 < len(by_row) < len(parts) and name not in LOG_SCORES:
@@ -126,24 +126,27 @@ def _merge_score(
             f"by row in others, whose test sets are large; run them with {name}_pointwise"
         )
     if by_row:
-        each = [_rows(part, part.score(name), list(by_row[0].data_vars)) for part in parts]
-        rows = _join(each, "test_row", entries)
+        each = [rows_of(part, part.score(name), list(by_row[0].data_vars)) for part in parts]
+        rows = join_tables(each, "test_row", entries)
     draws = parts[0].info["chains"] * parts[0].info["draws"]
     own = float(sum(score.own_variance for score in scores))
-    return finish_score(name, table, rows, draws, own, *_merge_full(parts, scores))
+    return finish_score(name, table, rows, draws, own, *merge_full(parts, scores))
 
 
-def _join(tables: list[xr.Dataset], dim: str, order: np.ndarray) -> xr.Dataset:
+def join_tables(tables: list[xr.Dataset], dim: str, order: np.ndarray) -> xr.Dataset:
+    """One table of several, its entries in ``order``, of the columns that all of them have."""
+    columns = [n for n in tables[0].data_vars if all(n in table for table in tables[1:])]
+
     def joined(names: Iterable[Any]) -> dict[Any, tuple[str, np.ndarray]]:
         return {
             name: (dim, np.concatenate([table[name].values for table in tables])[order])
             for name in names
         }
 
-    return xr.Dataset(joined(tables[0].data_vars), joined(tables[0].coords))
+    return xr.Dataset(joined(columns), joined(tables[0].coords))
 
 
-def _rows(part: CVResult, score: Score, columns: list[Any]) -> xr.Dataset:
+def rows_of(part: CVResult, score: Score, columns: list[Any]) -> xr.Dataset:
     """Table by row; where all folds of a part test one row, that is its table by fold."""
     if score.rows is not None:
         return score.rows
@@ -157,11 +160,14 @@ def _status(table: xr.Dataset, limit: float) -> np.ndarray:
     conditions = {name: was == name for name in diagnostics.ADVICE}
     conditions["chains disagree"] = table["rhat"].values > limit
     numbers = (table[name].values for name in ("overlap", "pareto_k", "ess", "acceptance"))
-    conditions |= diagnostics.doubtful(table["estimator"].values != "mean", *numbers)
+    by_number = diagnostics.doubtful(table["estimator"].values != "mean", *numbers)
+    weighted = table["estimator"].values == "weights"
+    for name, holds in by_number.items():
+        conditions[name] = np.where(weighted, conditions[name], holds)
     return diagnostics.fold_status(conditions).astype(object)
 
 
-def _merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray, float]:
+def merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray, float]:
     """Influences of the full-data draws on the total, and the variance they bring.
 
     Parts that share a fit add draw by draw; different fits are independent. With several fits

@@ -89,6 +89,8 @@ class CVResult:
         Predictive probabilities behind ``pit`` and ``coverage``; None if nothing was simulated.
     run
         What ``extend`` goes on from; None if the result was loaded or merged.
+    weighted
+        Result of the folds by importance sampling, where others have chains; else None.
     """
 
     scores: dict[str, Score]
@@ -98,6 +100,7 @@ class CVResult:
     draws: xr.DataArray | None = None
     calibration: xr.Dataset | None = None
     run: Run | None = field(default=None, repr=False)
+    weighted: CVResult | None = field(default=None, repr=False)
 
     def score(self, name: str) -> Score:
         """The score called ``name``."""

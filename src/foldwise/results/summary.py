@@ -8,7 +8,7 @@ import numpy as np
 
 from foldwise.folds.folds import Folds
 from foldwise.results.identity import identity
-from foldwise.results.result import CVResult, Score, warn_of_flags
+from foldwise.results.result import CVResult, Score
 from foldwise.results.totals import finish_score
 from foldwise.sampling.run import Run
 from foldwise.scores import diagnostics
@@ -38,6 +38,7 @@ _COLUMNS = (
     "spread",
     "noise",
     "estimator",
+    "method",
     "status",
 )
 # Rows of a fold whose tails are fitted for a score by row.
@@ -69,9 +70,7 @@ def summarise(run: Run) -> CVResult:
     test = {"start": folds.test_start, "rows": folds.test_rows, "index": folds.index}
     if y is not None:
         test["y"] = np.asarray(y)
-    result = CVResult(scores, mixing, test, _info(run), draws, _calibration_table(run), run)
-    warn_of_flags(result, stacklevel=4)
-    return result
+    return CVResult(scores, mixing, test, _info(run), draws, _calibration_table(run), run)
 
 
 def _calibration_table(run: Run) -> xr.Dataset | None:
@@ -213,6 +212,7 @@ def score_table(
         "spread": found.spread,
         "noise": found.noise,
         "estimator": np.where(found.bridged, "bridge", "mean"),
+        "method": np.full(len(folds), "mcmc"),
         **more,
     }
     table = xr.Dataset(

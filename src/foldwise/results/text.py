@@ -15,6 +15,8 @@ from foldwise.scores.rules import LOG_SCORES, RULES, column, find_rule
 from foldwise.support.words import counted, duration
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from foldwise.results.compare import Comparison
     from foldwise.results.result import CVResult, Score
 
@@ -69,11 +71,21 @@ def _heading(result: CVResult) -> list[str]:
     size = [_folds(held, folds_of_scheme(info, held))]
     size += [counted(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
     text = ", ".join(size)
-    if info.get("chains") is not None and info.get("draws") is not None:
+    weighted = _weighted(result)
+    if weighted:
+        rest = f"; chains for {counted(held - weighted, 'fold')}" if weighted < held else ""
+        text += f"; {weighted} from {info['fit_draws']:,} full-data draws{rest}"
+    if weighted < held and info.get("chains") is not None and info.get("draws") is not None:
         text += f"; {info['chains']} chains x {info['draws']} draws a fold"
         if info.get("warmup") is not None:
             text += f" after {info['warmup']} warm-up"
-    return _wrap(f"foldwise: {title}") + _wrap(text)
+    return _wrap(f"foldwise: {title}") + _wrap(text) + _wrap(info.get("structure", ""))
+
+
+def _weighted(result: CVResult) -> int:
+    """How many folds are scored by importance sampling; none in files of before."""
+    table = result.folds
+    return int((table["method"].values == "importance").sum()) if "method" in table else 0
 
 
 def _score_lines(result: CVResult) -> list[str]:
@@ -128,22 +140,33 @@ def _left_out_lines(name: str, score: Score, only: bool) -> list[str]:
 
 def _sampling_lines(result: CVResult) -> list[str]:
     """Monte Carlo diagnostics, how the folds ran, settings and time."""
-    table, mixing = result.folds, result.mixing
-    rhat = _mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
-    acceptance = table["acceptance"].values
-    accepted = acceptance[np.isfinite(acceptance)]
-    bridged = int((table["estimator"].values == "bridge").sum())
-    ran = (
-        f"{counted(int(np.nansum(table['divergences'].values)), 'divergence')}, acceptance "
-        f"{_fixed(accepted.mean() if accepted.size else np.nan, 2)}, bridge for "
-        f"{counted(bridged, 'fold')}, mean for {table.sizes['fold'] - bridged}"
-    )
-    lines = _wrap(f"Monte Carlo: {_ess(result.ess, next(iter(result.scores)))}{rhat}") + _wrap(ran)
+    table, mixing, ess = result.folds, result.mixing, _ess(result.ess, next(iter(result.scores)))
+    lines, folds, weighted = [], table.sizes["fold"], _weighted(result)
+    if weighted:
+        k = table["pareto_k"].values[table["method"].values == "importance"]
+        lines += _wrap(f"importance weights: Pareto k up to {_fixed(np.nanmax(k), 2)}")
+    if weighted == folds:
+        lines += _wrap(f"Monte Carlo: {ess}".rstrip(", "))
+    else:
+        rhat = _mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
+        lines += _wrap(f"Monte Carlo: {ess}{rhat}") + _wrap(_ran(table, folds - weighted))
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
     if result.info.get("fit_problems"):
         lines += _wrap(f"check the full-data fit first: {result.info['fit_problems']}")
     return lines
+
+
+def _ran(table: xr.Dataset, chained: int) -> str:
+    """How the chains of ``chained`` folds ran."""
+    acceptance = table["acceptance"].values
+    accepted = acceptance[np.isfinite(acceptance)]
+    bridged = int((table["estimator"].values == "bridge").sum())
+    return (
+        f"{counted(int(np.nansum(table['divergences'].values)), 'divergence')}, acceptance "
+        f"{_fixed(accepted.mean() if accepted.size else np.nan, 2)}, bridge for "
+        f"{counted(bridged, 'fold')}, mean for {chained - bridged}"
+    )
 
 
 def _settings_text(info: Mapping[str, Any]) -> str:

@@ -17,6 +17,8 @@ from foldwise.support.seeds import Stream, generator
 # 99 % quantile to about 0.4 percentage points.
 SHUFFLE_BLOCKS = 5
 REPLICATES = 500
+# Chains with a smaller R-hat agree (Vehtari et al. 2021).
+LEAST_RHAT_LIMIT = 1.01
 # Above this the mean of a Pareto-tailed quantity has no usable error (Vehtari et al. 2024).
 PARETO_LIMIT = 0.7
 # Below this many draws' worth of overlap the bridge's error is not to be trusted (method note:
@@ -75,6 +77,10 @@ ADVICE = {
     "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
     "mean and its error are not to be trusted: bridge joint scores where the fold has a partner, "
     "else score by row, or extend the run",
+    "integrals not settled": "parameters of the fold's groups could not be integrated out: rules "
+    'of different sizes disagree, or no mode was found; use method="auto", which runs chains there',
+    "uneven weights": "the full-data draws are too far from the fold's posterior (Pareto k of the "
+    'importance weights is over its limit): use method="auto", which runs chains there',
     "few effective draws": "fewer than 50 effective draws: extend the run",
     "low acceptance": "acceptance is under 0.5: run a longer warm-up",
     "fit not settled": "the full-data fit, from which the chains start, has not converged: mend "
@@ -275,12 +281,12 @@ class Mixing:
     def limit(self) -> float:
         """R-hat above which a fold's chains disagree: the 99 % quantile of the benchmark.
 
-        Where chains mix so slowly that shuffled blocks still differ, the benchmark grows with
-        them; so the limit is at most 1.1, or for short chains the R-hat of chain means that
-        scatter as if only one in 20 draws counted.
+        At least 1.01: the benchmark of a few folds may be lower. Where chains mix so slowly that
+        shuffled blocks still differ, the benchmark grows with them; so the limit is at most 1.1, or
+        for short chains the R-hat of chain means that scatter as if only one in 20 draws counted.
         """
         most = max(1.1, float(np.sqrt(1.0 + 20.0 / self.draws)))
-        return min(float(np.quantile(self.benchmark, 0.99)), most)
+        return max(min(float(np.quantile(self.benchmark, 0.99)), most), LEAST_RHAT_LIMIT)
 
 
 def fold_rhat(sums: RunningSums) -> Float[np.ndarray, " fold"]:
@@ -370,9 +376,12 @@ def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.n
 def fold_status(conditions: Mapping[str, np.ndarray]) -> np.ndarray:
     """Status of each fold: the worst of ``ADVICE`` that holds, or "fine".
 
-    ``conditions`` says of every kind of trouble which folds are in it.
+    ``conditions`` says of every kind of trouble that they can be in which folds are in it.
     """
-    return np.select([conditions[name] for name in ADVICE], list(ADVICE), default="fine")
+    if unknown := set(conditions) - set(ADVICE):
+        raise ValueError(f"statuses must be those of ADVICE, but {sorted(unknown)} are not")
+    possible = [name for name in ADVICE if name in conditions]
+    return np.select([conditions[name] for name in possible], possible, default="fine")
 
 
 def doubtful(

@@ -1,0 +1,210 @@
+"""Results of folds whose scores come from the full-data draws alone, and of both kinds together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foldwise.folds.folds import Folds
+from foldwise.folds.ragged import concatenated_ranges, starts
+from foldwise.models.model import Model
+from foldwise.results.identity import identity
+from foldwise.results.merge import join_tables, merge_full, rows_of
+from foldwise.results.result import CVResult, Score
+from foldwise.results.totals import finish_score
+from foldwise.sampling.fit import Fit
+from foldwise.sampling.run import Settings
+from foldwise.scores import diagnostics
+from foldwise.scores.importance import Importance, Ratio, k_limit
+from foldwise.scores.rules import find_rule
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def weighted_result(
+    model: Model,
+    folds: Folds,
+    fit: Fit,
+    settings: Settings,
+    draws: int,
+    found: Importance,
+    seconds: dict[str, float],
+) -> CVResult:
+    """The result of the folds that ``found`` has used.
+
+    ``settings`` and ``draws`` are those of the chains that other folds may have.
+    """
+    chosen = np.flatnonzero(found.used)
+    part = folds[chosen]
+    unknown = np.full(len(part), np.nan)
+    mixing = diagnostics.Mixing(unknown, np.full(diagnostics.REPLICATES, np.nan), draws)
+    scores = {
+        name: _score(folds, fit, found, name, chosen, settings.chains * draws)
+        for name in found.folds
+    }
+    test = {"start": part.test_start, "rows": part.test_rows, "index": part.index}
+    if model.y is not None:
+        test["y"] = np.asarray(model.y)
+    info = {
+        "model": model.name or "",
+        "scheme": folds.scheme,
+        "identity": identity(model, folds),
+        "n_obs": model.n_obs,
+        "parameters": model.dimension,
+        "chains": settings.chains,
+        "draws": draws,
+        "warmup": settings.warmup,
+        "estimator": settings.estimator,
+        "memory": settings.memory,
+        "precision": "float64",
+        "seed": settings.seed,
+        "fit_seed": fit.seed,
+        "fit_draws": len(found.draws.positions),
+        "fit_chains": found.draws.chains,
+        "fit_batch": found.draws.length,
+        "fit_problems": "; ".join(fit.problems()),
+        "structure": str(found.structure),
+        "gradients": 0,
+        "seconds": dict(seconds),
+    }
+    return CVResult(scores, mixing, test, info)
+
+
+def _score(
+    folds: Folds, fit: Fit, found: Importance, name: str, chosen: np.ndarray, draws: int
+) -> Score:
+    """A score of the folds ``chosen`` with its tables; ``draws`` are those of chains of others."""
+    part, of_folds = folds[chosen], found.folds[name]
+    value, variance = of_folds.value[chosen], of_folds.variance[chosen]
+    unknown = np.full(len(part), np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        effective = np.where(variance > 0, of_folds.spread[chosen] / variance, np.nan)
+    entries = concatenated_ranges(folds.test_start, chosen)
+    full = found.full_folds[chosen]
+    of_rows = None if found.rows is None or name != "log_pointwise" else _taken(found.rows, entries)
+    if of_rows is not None and len(of_rows.value) > len(part):
+        full = np.add.reduceat(found.full_rows[entries], part.test_start[:-1])
+    columns: dict[str, Any] = {
+        find_rule(name).column: value,
+        "mcse": np.sqrt(variance),
+        "ess": effective,
+        "rhat": unknown,
+        "slowest_ess": unknown,
+        "pareto_k": found.pareto_k[chosen],
+        "overlap": unknown,
+        "p": full - value,
+        "acceptance": unknown,
+        "divergences": np.zeros(len(part), np.int64),
+        "n_train": part.n_train,
+        "n_test": part.n_test,
+        "weight": part.fold_weight,
+        "spread": of_folds.spread[chosen],
+        "noise": variance * draws,
+        "estimator": np.full(len(part), "weights"),
+        "method": np.full(len(part), "importance"),
+        "status": _status(fit, found, value, effective, chosen),
+    }
+    influence = found.influence[name]
+    return finish_score(
+        name,
+        _table(columns, part),
+        None if of_rows is None else _row_table(of_rows, found.full_rows[entries], part),
+        draws,
+        0.0,
+        influence,
+        float(found.draws.variance(influence)),
+    )
+
+
+def _taken(ratio: Ratio, entries: np.ndarray) -> Ratio:
+    return Ratio(ratio.value[entries], ratio.variance[entries], ratio.spread[entries])
+
+
+def _table(columns: dict[str, Any], folds: Folds) -> xr.Dataset:
+    import xarray as xr
+
+    found = {name: ("fold", values) for name, values in columns.items()}
+    return xr.Dataset(found, coords={"fold": folds.names})
+
+
+def _row_table(ratio: Ratio, full: np.ndarray, folds: Folds) -> xr.Dataset | None:
+    import xarray as xr
+
+    if len(ratio.value) == len(folds):
+        return None
+    columns = {
+        "elpd": ratio.value,
+        "mcse": np.sqrt(ratio.variance),
+        "weight": folds.test_weight,
+        "fold": np.repeat(folds.names, folds.n_test),
+        "p": full - ratio.value,
+    }
+    found = {name: ("test_row", values) for name, values in columns.items()}
+    return xr.Dataset(found, coords={"row": ("test_row", folds.test_rows)})
+
+
+def _status(
+    fit: Fit, found: Importance, value: np.ndarray, effective: np.ndarray, chosen: np.ndarray
+) -> np.ndarray:
+    few = np.minimum(effective, found.weight_ess[chosen])
+    conditions = {
+        "not finite": ~np.isfinite(value),
+        "integrals not settled": found.unsettled[chosen],
+        "uneven weights": ~(found.pareto_k <= k_limit(len(found.draws.positions)))[chosen],
+        "few effective draws": few < diagnostics.ESS_LIMIT,
+        "fit not settled": np.full(len(chosen), not fit.settled),
+    }
+    return diagnostics.fold_status(conditions).astype(object)
+
+
+# ---------------------------------------------------------------- both kinds of folds
+
+
+def with_chains(weighted: CVResult, chains: CVResult) -> CVResult:
+    """The result of folds by importance sampling and others by chains, from one full-data fit.
+
+    It holds the first as ``weighted`` and can be taken further: its chains are.
+    """
+    parts = [weighted, chains]
+    order = np.argsort(np.concatenate([part.test["index"] for part in parts]), kind="stable")
+    counts = np.concatenate([np.diff(part.test["start"]) for part in parts])
+    entries = concatenated_ranges(starts(counts), order)
+    rhat = np.concatenate([part.mixing.rhat for part in parts])[order]
+    test = {
+        **chains.test,
+        "start": starts(counts[order]),
+        "rows": np.concatenate([part.test["rows"] for part in parts])[entries],
+        "index": np.concatenate([part.test["index"] for part in parts])[order],
+    }
+    seconds = {**weighted.info["seconds"]}
+    for phase, spent in chains.info["seconds"].items():
+        seconds[phase] = seconds.get(phase, 0.0) + spent
+    info = {**chains.info, "structure": weighted.info["structure"], "seconds": seconds}
+    return CVResult(
+        {name: _joined(parts, name, order, entries) for name in chains.scores},
+        replace(chains.mixing, rhat=rhat),
+        test,
+        info,
+        chains.draws,
+        run=chains.run,
+        weighted=weighted,
+    )
+
+
+def _joined(parts: list[CVResult], name: str, order: np.ndarray, entries: np.ndarray) -> Score:
+    """One score of both parts, which share the full-data draws and so their error."""
+    scores = [part.score(name) for part in parts]
+    draws = parts[1].info["chains"] * parts[1].info["draws"]
+    before = parts[0].info["chains"] * parts[0].info["draws"]
+    # noise is the variance of a mean times a number of draws, the same for all folds of a table
+    first = scores[0].folds.assign(noise=scores[0].folds["noise"] * draws / before)
+    table = join_tables([first, scores[1].folds], "fold", order)
+    rows, by_row = None, [score.rows for score in scores if score.rows is not None]
+    if by_row:
+        each = [rows_of(part, part.score(name), list(by_row[0].data_vars)) for part in parts]
+        rows = join_tables(each, "test_row", entries)
+    own = float(sum(score.own_variance for score in scores))
+    return finish_score(name, table, rows, draws, own, *merge_full(parts, scores))
