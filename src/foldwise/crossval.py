@@ -35,7 +35,7 @@ from foldwise.sampling.tuning import (
     partner_draws,
     tuned,
 )
-from foldwise.scores import bridge, needs, recording
+from foldwise.scores import bridge, cells, needs, recording
 from foldwise.scores.evidence import Evidence, FullData, Pace
 from foldwise.scores.importance import FullDraws, Importance, by_importance
 from foldwise.scores.logscore import ESTIMATORS
@@ -453,6 +453,8 @@ def _begin_to_compile(
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
     begin_to_compile(model)
+    if weighted:
+        cells.begin_to_compile(model, find_cells(model, model.probes()))
 
 
 def _tune(runs: Sequence[Run], bar: Progress) -> None:

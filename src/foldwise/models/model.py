@@ -280,7 +280,7 @@ class Model:
 
     def _check_same_numbers(self) -> None:
         """Raise unless a new program of the densities agrees with the one that is kept."""
-        points = self._probes()
+        points = self.probes()
         with precision_context("float64"):
             again = jax.jit(lambda flat: self._densities(flat))
             now = [np.hstack([np.asarray(part) for part in again(point)]) for point in points]
@@ -289,7 +289,7 @@ class Model:
             largest = np.abs(one[np.isfinite(one)]).max(initial=1.0)
             _check_equal(one, two, _ROUNDING * largest)
 
-    def _probes(self) -> Float[np.ndarray, "2 d"]:
+    def probes(self) -> Float[np.ndarray, "2 d"]:
         """The starting point, and one near it where no coefficient is zero."""
         with precision_context("float64"):
             start = np.asarray(self.flatten(self._template))
@@ -399,7 +399,7 @@ class Model:
         And unless they are the same whenever they are evaluated.
         """
         self.check_same()
-        points = self._probes()
+        points = self.probes()
         kept = self._kept_densities(np.concatenate([points, points]))
         ends = gradients(self, points)
         (prior, rows), gradient = kept[0], ends.gradient[0]

@@ -30,6 +30,7 @@ from foldwise.results.axes import (
 from foldwise.results.captions import not_drawn, short
 from foldwise.results.drawable import check_results, stored_draws
 from foldwise.results.result import CVResult
+from foldwise.results.weighted import chains_alone
 from foldwise.scores import diagnostics
 from foldwise.scores.sums import RunningSums
 
@@ -47,6 +48,7 @@ def plot_rhat(result: CVResult) -> Figure:
     is that of log(R-hat - 1); values below 1.001 are drawn at 1.001. Needs stored draws.
     """
     check_results(result)
+    result = chains_alone(result)
     draws = stored_draws(result)
     names = result.folds["fold"].values
     lengths = lengths_up_to(draws.shape[2], int(result.info["batch"]), 40)
@@ -93,6 +95,7 @@ def plot_rhat_max(result: CVResult) -> Figure:
     mixed. Of results without stored draws only the whole run is shown.
     """
     check_results(result)
+    result = chains_alone(result)
     found = [result.mixing]
     if result.draws is not None:
         draws = stored_draws(result)
@@ -177,6 +180,7 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
     Needs stored draws.
     """
     check_results(result)
+    result = chains_alone(result)
     draws = stored_draws(result)
     names = result.folds["fold"].values
     k = _position(names, fold)

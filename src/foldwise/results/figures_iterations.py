@@ -41,6 +41,7 @@ from foldwise.results.differences import paired_difference, paired_units, probab
 from foldwise.results.drawable import check_results, main_score, stored_evidence
 from foldwise.results.replay import first_draws, in_blocks
 from foldwise.results.result import CVResult
+from foldwise.results.weighted import chains_alone
 from foldwise.scores.evidence import Evidence
 from foldwise.scores.rules import column, find_rule
 
@@ -70,6 +71,13 @@ class Course:
 def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Course:
     """Score of ``a``, or its difference from that of ``b``, against iterations."""
     check_results(a, b)
+    alone = chains_alone(a)
+    if b is not None and (alone is not a or chains_alone(b) is not b):
+        raise ValueError(
+            "a difference against iterations needs chains for every fold of both results, but some "
+            'folds are scored from full-data draws; run cross_validate(..., method="mcmc")'
+        )
+    a = alone
     final = None if b is None else compare([a, b], score)
     name = final.score if final else main_score(a, score)
     results = [a] if b is None else [a, b]

@@ -195,7 +195,7 @@ def _merge_info(parts: list[CVResult]) -> dict[str, Any]:
     for part in parts:
         for phase, spent in part.info["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + spent
-    stored = all(part.draws is not None for part in parts)
+    stored = all(part.info["memory"] == "draws" for part in parts)
     problems = [part.info.get("fit_problems", "") for part in parts]
     return {
         **info,
@@ -211,7 +211,8 @@ def _merge_draws(
     parts: list[CVResult], order: np.ndarray, names: np.ndarray
 ) -> xr.DataArray | None:
     kept = [part.draws.values for part in parts if part.draws is not None]
-    if len(kept) < len(parts):
+    # where folds are scored from full-data draws there are draws of the other folds only
+    if sum(len(draws) for draws in kept) < len(order):
         return None
     dims = ("fold", "chain", "draw")
     return xr.DataArray(np.concatenate(kept)[order], {"fold": names}, dims, name="log_score")

@@ -208,3 +208,49 @@ def _joined(parts: list[CVResult], name: str, order: np.ndarray, entries: np.nda
         rows = join_tables(each, "test_row", entries)
     own = float(sum(score.own_variance for score in scores))
     return finish_score(name, table, rows, draws, own, *merge_full(parts, scores))
+
+
+def chains_alone(result: CVResult) -> CVResult:
+    """The part of a result whose folds have chains, for what shows chains; raises if none has."""
+    table = result.folds
+    if "method" not in table or (table["method"].values == "mcmc").all():
+        return result
+    if result.weighted is None:
+        raise ValueError(
+            "this shows chains, but no fold has any: all scores come from the full-data draws; run "
+            'cross_validate(..., method="mcmc")'
+        )
+    chosen = np.flatnonzero(table["method"].values == "mcmc")
+    start = result.test["start"]
+    entries = concatenated_ranges(start, chosen)
+    return replace(
+        result,
+        scores={name: _score_alone(result, name, chosen, entries) for name in result.scores},
+        mixing=replace(result.mixing, rhat=result.mixing.rhat[chosen]),
+        test={
+            **result.test,
+            "start": starts(np.diff(start)[chosen]),
+            "rows": result.test["rows"][entries],
+            "index": result.test["index"][chosen],
+        },
+        weighted=None,
+    )
+
+
+def _score_alone(result: CVResult, name: str, chosen: np.ndarray, entries: np.ndarray) -> Score:
+    both, info = result.score(name), result.info
+    without = result if result.weighted is None else result.weighted
+    influence, variance = both.full_influence, both.full_variance
+    if influence.size:
+        influence = influence - without.score(name).full_influence
+        by_chain = influence.reshape(info["fit_chains"], -1)
+        variance = float(diagnostics.series_variance(by_chain, info["fit_batch"]))
+    return finish_score(
+        name,
+        both.folds.isel(fold=chosen),
+        None if both.rows is None else both.rows.isel(test_row=entries),
+        info["chains"] * info["draws"],
+        both.own_variance,
+        influence,
+        variance,
+    )

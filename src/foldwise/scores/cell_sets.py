@@ -206,14 +206,16 @@ def _matrix(
 class _Pass:
     """Sets that are integrated together, at most one of each cell: with nodes of their own.
 
-    ``columns`` are theirs; ``derived_columns`` those of sets that are integrated with their nodes,
-    and ``empty_columns`` those of no rows of the cells ``empty_cells``, which a formula gives.
+    ``columns`` are theirs; ``derived_columns`` those of the derived sets ``used``, which are
+    integrated with their nodes, and ``empty_columns`` those of no rows of the cells
+    ``empty_cells``, which a formula gives.
     """
 
     keep: Bool[np.ndarray, " row"]
     cells: Int[np.ndarray, " set"]
     columns: Int[np.ndarray, " set"]
     derived: Derived = NOTHING
+    used: Int[np.ndarray, " derived"] = field(default_factory=lambda: np.zeros(0, np.int64))
     derived_columns: Int[np.ndarray, " derived"] = field(
         default_factory=lambda: np.zeros(0, np.int64)
     )
@@ -225,7 +227,7 @@ class _Pass:
         """Put integrals where they belong."""
         values[self.columns] = found.own[self.cells]
         values[self.empty_columns] = found.empty[self.empty_cells]
-        values[self.derived_columns] = found.derived[: len(self.derived_columns)]
+        values[self.derived_columns] = found.derived[self.used]
 
 
 class Values:
@@ -263,8 +265,7 @@ class Values:
                 wrong = (found.failed | found.bent).any(axis=1)
                 self.unsettled[step.columns] |= wrong[step.cells]
                 self.unsettled[step.empty_columns] |= wrong[step.empty_cells]
-                theirs = step.derived.cell[: len(step.derived_columns)]
-                self.unsettled[step.derived_columns] |= wrong[theirs]
+                self.unsettled[step.derived_columns] |= wrong[step.derived.cell[step.used]]
             rows = [rows.T for _, rows in rows_at(self.model, part)]
             values[self.count :] = np.concatenate(rows, axis=1)
             yield slice(first, first + len(part)), values
@@ -288,8 +289,7 @@ class Values:
             own_sets = np.setdiff1d(own_sets, empty)
         own = self._own_passes(own_sets)
         if len(own) > _FEW_SETS and not len(self.needs.host):
-            shared = self._shared(draws, own)
-            whole = self._with_shared(whole, shared)
+            shared = self._share(draws, whole, own)
             own = self._own_passes(np.setdiff1d(own_sets, shared))
         self.passes = [whole, *own]
         for step in self.passes:
@@ -350,37 +350,30 @@ class Values:
         cell[: len(added)], row[: len(added)] = needs.cell[needs.host[added]], needs.row[added]
         owner[:] = np.arange(room)
         sign[: len(added)] = 1.0
-        step.derived = Derived(cell, row, owner, sign)
+        step.derived, step.used = Derived(cell, row, owner, sign), np.arange(len(added))
         step.derived_columns = len(self.structure) + len(needs.cell) + added
         return step
 
-    def _with_shared(self, step: _Pass, sets: Int[np.ndarray, " set"]) -> _Pass:
-        """The sets integrated with the nodes of all rows of their cells."""
+    def _share(self, draws: np.ndarray, whole: _Pass, own: list[_Pass]) -> Int[np.ndarray, " set"]:
+        """Let the nodes of all rows of a cell serve sets for which they do: shown at some draws."""
         needs = self.needs
+        sets = np.flatnonzero(np.diff(needs.start) * 2 < self._rows_of()[needs.cell])
+        if not len(sets):
+            return sets
         start, entries = gather(needs.start, sets)
         row = needs.removed[entries].astype(np.int32)
         owner, sign = owners(start).astype(np.int32), np.full(len(row), -1.0)
-        step.derived = Derived(needs.cell[sets].astype(np.int32), row, owner, sign)
-        step.derived_columns = len(self.structure) + sets
-        return step
-
-    def _shared(self, draws: np.ndarray, own: list[_Pass]) -> Int[np.ndarray, " set"]:
-        """Sets for which the nodes of all rows of their cell do: shown at some draws."""
-        cells = len(self.structure)
-        most = RULES[self._dimensions][2]
-        rows_of = self._rows_of()
-        candidates = np.flatnonzero(np.diff(self.needs.start) * 2 < rows_of[self.needs.cell])
-        if not len(candidates):
-            return candidates
-        values = np.empty((self.count, len(draws)))
-        theirs = np.empty_like(values)
-        step = self._with_shared(self._whole(), candidates)
-        step.spread(self._integrals(draws, step, RULES[self._dimensions][1]), theirs)
+        whole.derived = Derived(needs.cell[sets].astype(np.int32), row, owner, sign)
+        whole.used, whole.derived_columns = np.arange(len(sets)), self._column(sets)
+        theirs, values = (np.empty((self.count, len(draws))) for _ in range(2))
+        sizes = RULES[self._dimensions]
+        whole.spread(self._integrals(draws, whole, sizes[1]), theirs)
         for step in own:
-            step.spread(self._integrals(draws, step, most), values)
-        columns = cells + candidates
-        off = np.abs(values[columns] - theirs[columns]).max(axis=1)
-        return candidates[off <= TOLERANCE]
+            step.spread(self._integrals(draws, step, sizes[2]), values)
+        off = np.abs(values[whole.derived_columns] - theirs[whole.derived_columns]).max(axis=1)
+        whole.used = np.flatnonzero(off <= TOLERANCE)
+        whole.derived_columns = self._column(sets[whole.used])
+        return sets[whole.used]
 
     def _choose_rule(self, draws: np.ndarray, step: _Pass) -> None:
         """The smallest rule from which on larger ones agree, for all sets that can be settled."""

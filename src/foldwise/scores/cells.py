@@ -122,6 +122,12 @@ def log_integrals(
     return Integrals(*(np.concatenate(parts).T for parts in zip(*found, strict=True)))
 
 
+def begin_to_compile(model: Model, structure: Structure) -> None:
+    """Let the program compile in the background that integrates sets with nodes of their own."""
+    if len(structure):
+        _program(model, structure, NOTHING, bent=False)
+
+
 def draws_of_a_call(model: Model) -> int:
     """Draws that one call works through: fewer cost as much."""
     together = _together(model)
