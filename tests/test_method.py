@@ -1,0 +1,250 @@
+"""cross_validate(method=...): weights of full-data draws, chains where these do not do, and both."""
+
+import warnings
+from functools import cache
+
+import numpy as np
+import pytest
+from problems import FarScale, autoregression, hierarchical, regression
+
+import foldwise as fw
+from foldwise.models.structure import find_cells
+from foldwise.results.result import FoldWarning
+from foldwise.results.weighted import chains_alone
+
+
+@cache
+def far():
+    return FarScale(6.0)
+
+
+@cache
+def far_model():
+    return far().model()
+
+
+@cache
+def both_kinds(seed=1):
+    """One fold is far from the full data, and has chains."""
+    return fw.cross_validate(
+        far_model(), far().folds, method="auto", scores="log", seed=seed, progress=False
+    )
+
+
+@cache
+def weights_alone():
+    problem = hierarchical()
+    return problem, fw.cross_validate(
+        problem.model(), problem.folds, method="auto", seed=5, progress=False
+    )
+
+
+def test_groups_need_no_chains():
+    problem, result = weights_alone()
+    exact = problem.joint()
+    assert set(result.folds["method"].values) == {"importance"}
+    assert result.run is None and result.draws is None
+    z = (result.folds["elpd"].values - exact) / result.folds["mcse"].values
+    assert np.abs(z).max() < 4
+    assert abs(result.elpd - exact.sum()) < 4 * result.mcse < 0.5
+    assert result.folds["pareto_k"].max() < 0.7
+    assert (result.folds["status"] == "fine").all()
+    assert "10 from 4,000 full-data draws" in str(result)
+    assert "1 parameter shared by all rows; 10 cells of q[j]" in str(result)
+    assert "chains" not in str(result)
+
+
+def test_a_fold_far_from_the_full_data_gets_chains():
+    result, exact = both_kinds(), far().joint()
+    assert result.folds["method"].values.tolist() == ["mcmc"] + 7 * ["importance"]
+    z = (result.folds["elpd"].values - exact) / result.folds["mcse"].values
+    assert np.abs(z).max() < 4
+    assert abs(result.elpd - exact.sum()) < 4 * result.mcse
+    assert np.isfinite(result.folds["rhat"].values).tolist() == [True] + 7 * [False]
+    assert "7 from 4,000 full-data draws; chains for 1" in str(result)
+    assert len(str(result).splitlines()[1]) <= 80
+
+
+def test_errors_of_both_kinds_add_up():
+    result = both_kinds()
+    weighted, chains = result.weighted, chains_alone(result)
+    score, parts = result.score("log"), [weighted.score("log"), chains.score("log")]
+    assert result.elpd == pytest.approx(weighted.elpd + chains.elpd, abs=1e-12)
+    assert score.own_variance == parts[1].own_variance > 0
+    both = parts[0].full_influence + parts[1].full_influence
+    np.testing.assert_allclose(score.full_influence, both, atol=1e-12)
+    # the draws are shared, so their errors are not independent
+    independent = parts[0].full_variance + parts[1].full_variance
+    assert score.full_variance != pytest.approx(independent, rel=1e-3)
+    assert result.mcse == pytest.approx(np.sqrt(score.own_variance + score.full_variance))
+
+
+def test_all_by_weights_is_flagged_where_it_is_not_reliable():
+    with pytest.warns(FoldWarning, match="uneven weights"):
+        result = fw.cross_validate(
+            far_model(), far().folds, method="importance", seed=1, progress=False
+        )
+    assert result.folds["status"].values.tolist() == ["uneven weights"] + 7 * ["fine"]
+    assert result.weighted is None and set(result.folds["method"].values) == {"importance"}
+
+
+def test_chains_for_all_is_the_default():
+    problem = regression()
+    few = problem.folds[:5]
+    arguments = {"draws": 50, "seed": 1, "progress": False}
+    default = fw.cross_validate(problem.model(), few, **arguments)
+    chains = fw.cross_validate(problem.model(), few, method="mcmc", **arguments)
+    assert default.elpd == chains.elpd
+    assert set(chains.folds["method"].values) == {"mcmc"}
+
+
+def test_leave_future_out_keeps_its_chains():
+    problem = autoregression()
+    some = problem.folds[:6]
+    result = fw.cross_validate(
+        problem.model(), some, method="auto", draws=50, seed=1, progress=False
+    )
+    assert set(result.folds["method"].values) == {"mcmc"}
+
+
+def test_a_regression_agrees_with_plain_psis():
+    from arviz_stats.base import array_stats
+
+    problem = regression()
+    model = problem.model()
+    fit = fw.fit(model, seed=3, progress=False)
+    result = fw.cross_validate(
+        model, problem.folds, fit=fit, method="importance", seed=3, progress=False
+    )
+    draws = fit.flat
+    z = (problem.y - draws @ problem.X.T) / problem.noise
+    rows = -0.5 * z**2 - np.log(problem.noise) - 0.5 * np.log(2 * np.pi)
+    weight, k = array_stats.psislw(rows.T)
+    plain = np.log((np.exp(weight) * np.exp(rows.T)).sum(axis=1) / np.exp(weight).sum(axis=1))
+    np.testing.assert_allclose(result.folds["pareto_k"], k, atol=1e-8)
+    # half of a variance is the correction of the bias
+    bias = 0.5 * result.folds["mcse"].values ** 2
+    assert (np.abs(result.folds["elpd"].values - plain) <= 1.5 * bias + 1e-8).all()
+    assert abs(result.elpd - problem.joint().sum()) < 4 * result.mcse
+
+
+def test_saved_and_extended(tmp_path):
+    result = both_kinds()
+    result.save(tmp_path / "both.nc")
+    again = fw.load(tmp_path / "both.nc")
+    assert (again.elpd, again.mcse) == (result.elpd, result.mcse)
+    assert again.weighted.elpd == result.weighted.elpd
+    assert str(again).splitlines()[:8] == str(result).splitlines()[:8]
+    longer = fw.load(tmp_path / "both.nc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FoldWarning)
+        longer.extend(100, model=far_model(), progress=False)
+    assert longer.info["draws"] == 200
+    assert longer.score("log").own_variance < result.score("log").own_variance
+    changed = longer.folds["elpd"].values != result.folds["elpd"].values
+    assert changed.tolist() == [True] + 7 * [False]
+    assert abs(longer.elpd - far().joint().sum()) < 4 * longer.mcse
+
+
+def test_weights_alone_have_nothing_to_extend(tmp_path):
+    _, result = weights_alone()
+    with pytest.raises(ValueError, match="pass a longer fit"):
+        result.extend(100)
+    result.save(tmp_path / "weights.nc")
+    again = fw.load(tmp_path / "weights.nc")
+    assert (again.elpd, again.mcse, str(again)) == (result.elpd, result.mcse, str(result))
+
+
+def test_parts_merge():
+    model, folds, whole = far_model(), far().folds, both_kinds()
+    parts = [
+        fw.cross_validate(model, some, method="auto", scores="log", seed=1, progress=False)
+        for some in (folds[:4], folds[4:])
+    ]
+    merged = fw.merge(parts)
+    assert merged.elpd == pytest.approx(whole.elpd, abs=1e-9)
+    assert merged.mcse == pytest.approx(whole.mcse, abs=1e-9)
+    assert merged.folds["status"].values.tolist() == whole.folds["status"].values.tolist()
+
+
+def test_compared_exported_and_drawn():
+    mixed = both_kinds()
+    chains = fw.cross_validate(far_model(), far().folds, seed=9, progress=False)
+    pair = fw.compare({"weights": mixed, "chains": chains})
+    assert abs(pair.diff) < 4 * pair.mcse
+    assert mixed.to_arviz().elpd == pytest.approx(mixed.elpd)
+    for figure in (fw.plot_rhat, fw.plot_rhat_max, fw.plot_pareto_k, fw.plot_ess):
+        figure(mixed)
+    fw.plot_chains(mixed, 0)
+    with pytest.raises(ValueError, match="1"):
+        fw.plot_chains(mixed, 1)
+    with pytest.raises(ValueError, match="no fold has any"):
+        fw.plot_rhat(weights_alone()[1])
+
+
+def test_scores_by_row():
+    problem = hierarchical()
+    folds = fw.k_fold(problem.folds.n, 10, seed=1)
+    problem = type(problem)(problem.X, problem.y, problem.noise, problem.prior, folds, "rows")
+    result = fw.cross_validate(problem.model(), folds, method="auto", seed=2, progress=False)
+    assert set(result.folds["method"].values) == {"importance"}
+    assert result.rows.sizes["test_row"] == folds.n
+    z = (result.folds["elpd"].values - problem.pointwise()) / result.folds["mcse"].values
+    assert np.abs(z).max() < 4
+    assert abs(result.elpd - problem.pointwise().sum()) < 4 * result.mcse
+
+
+def test_a_target_makes_the_fit_longer():
+    problem = hierarchical()
+    model = problem.model()
+    first = weights_alone()[1]
+    target = 0.6 * first.mcse
+    result = fw.cross_validate(
+        model, problem.folds, method="auto", target_mcse=target, seed=5, progress=False
+    )
+    assert result.mcse <= target and result.info["fit_draws"] > 4000
+    assert abs(result.elpd - problem.joint().sum()) < 4 * result.mcse
+    fit = fw.fit(model, seed=5, progress=False)
+    with pytest.warns(UserWarning, match="was not reached.*pass a longer fit"):
+        fw.cross_validate(
+            model,
+            problem.folds,
+            fit=fit,
+            method="auto",
+            target_mcse=0.1 * first.mcse,
+            seed=5,
+            progress=False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "psis"}, "method must be"),
+        ({"method": "importance", "scores": ("log", "crps")}, "crps was asked for"),
+        ({"method": "importance", "keep": "position"}, "position was asked for"),
+    ],
+)
+def test_what_cannot_be(arguments, message):
+    problem = regression()
+    with pytest.raises(ValueError, match=message):
+        fw.cross_validate(problem.model(), problem.folds, progress=False, **arguments)
+
+
+def test_other_scores_have_chains():
+    problem = regression()
+    result = fw.cross_validate(
+        problem.model(),
+        problem.folds[:5],
+        method="auto",
+        scores=("log", "crps"),
+        draws=50,
+        seed=1,
+        progress=False,
+    )
+    assert set(result.folds["method"].values) == {"mcmc"}
+
+
+def test_structure_of_the_far_scale():
+    structure = find_cells(far_model(), np.random.default_rng(1).normal(size=(3, 10)))
+    assert len(structure) == 8 and structure.globals.tolist() == [0, 1]
