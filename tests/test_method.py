@@ -1,4 +1,4 @@
-"""cross_validate(method=...): weights of full-data draws, chains where these do not do, and both."""
+"""cross_validate(method=...): weights of full-data draws, chains where they fail, and both."""
 
 import warnings
 from functools import cache

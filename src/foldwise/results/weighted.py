@@ -84,8 +84,9 @@ def _score(
         effective = np.where(variance > 0, of_folds.spread[chosen] / variance, np.nan)
     entries = concatenated_ranges(folds.test_start, chosen)
     full = found.full_folds[chosen]
-    of_rows = None if found.rows is None or name != "log_pointwise" else _taken(found.rows, entries)
-    if of_rows is not None and len(of_rows.value) > len(part):
+    by_row = name == "log_pointwise" and len(found.rows.value) > len(folds)
+    of_rows = _taken(found.rows, entries) if by_row else None
+    if of_rows is not None:
         full = np.add.reduceat(found.full_rows[entries], part.test_start[:-1])
     columns: dict[str, Any] = {
         find_rule(name).column: value,
@@ -130,11 +131,9 @@ def _table(columns: dict[str, Any], folds: Folds) -> xr.Dataset:
     return xr.Dataset(found, coords={"fold": folds.names})
 
 
-def _row_table(ratio: Ratio, full: np.ndarray, folds: Folds) -> xr.Dataset | None:
+def _row_table(ratio: Ratio, full: np.ndarray, folds: Folds) -> xr.Dataset:
     import xarray as xr
 
-    if len(ratio.value) == len(folds):
-        return None
     columns = {
         "elpd": ratio.value,
         "mcse": np.sqrt(ratio.variance),

@@ -38,7 +38,7 @@ TOLERANCE = 1e-4
 # Sets of a cell that get nodes of their own without asking whether those of all rows would do.
 _FEW_SETS = 3
 # Draws that are held at once: of this many values.
-_VALUES = 2**23
+_VALUES = 2**22
 
 
 @dataclass(frozen=True)

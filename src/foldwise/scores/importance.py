@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from foldwise.folds.folds import Folds
@@ -28,8 +28,10 @@ from foldwise.models.structure import Structure
 from foldwise.scores.cell_sets import Needs, Values, needs_of
 from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT, series_variance
 
-# Test rows, or folds, times draws that are held at once (8 bytes each, several arrays).
-_VALUES = 2**24
+# Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each).
+_VALUES = 2**25
+# The same of what is smoothed at once, in several arrays that should stay in the cache.
+_BLOCK_VALUES = 2**20
 
 
 class FullDraws(NamedTuple):
@@ -58,15 +60,31 @@ class Ratio:
 
 
 @dataclass(frozen=True)
+class _Block:
+    """Scores of some folds by importance sampling; :class:`Importance` says what is what."""
+
+    pareto_k: Float[np.ndarray, " fold"]
+    weight_ess: Float[np.ndarray, " fold"]
+    unsettled: Bool[np.ndarray, " fold"]
+    used: Bool[np.ndarray, " fold"]
+    folds: dict[str, Ratio]
+    rows: Ratio
+    influence: dict[str, Float[np.ndarray, " draw"]]
+    full_folds: Float[np.ndarray, " fold"]
+    full_rows: Float[np.ndarray, " row"]
+
+
+@dataclass(frozen=True)
 class Importance:
     """Scores of folds by importance sampling.
 
     ``pareto_k`` is the shape of the tail of each fold's weights, ``weight_ess`` how many equal
     weights are worth as much, ``unsettled`` says that integrals of the fold cannot be relied on.
     ``used`` are the folds that the scores are for: all, or those that are reliable. ``folds`` has
-    the scores by name; ``rows`` those of the test rows. ``influence`` is, by score, what each draw
-    adds to the weighted sum over the folds used. ``full_folds`` and ``full_rows`` are the log
-    densities of the same folds and rows by the full-data posterior itself.
+    the scores by name; ``rows`` those of the test rows, or of the folds where no score is by row.
+    ``influence`` is, by score, what each draw adds to the weighted sum over the folds used.
+    ``full_folds`` and ``full_rows`` are the log densities of the same folds and rows by the
+    full-data posterior itself.
     """
 
     draws: FullDraws
@@ -76,7 +94,7 @@ class Importance:
     unsettled: Bool[np.ndarray, " fold"]
     used: Bool[np.ndarray, " fold"]
     folds: dict[str, Ratio]
-    rows: Ratio | None
+    rows: Ratio
     influence: dict[str, Float[np.ndarray, " draw"]]
     full_folds: Float[np.ndarray, " fold"]
     full_rows: Float[np.ndarray, " row"]
@@ -101,69 +119,87 @@ def by_importance(
     can be relied on.
     """
     by_row = "log_pointwise" in scores and int(folds.n_test.max()) > 1
-    size = max(_VALUES // len(draws.positions), 1)
-    per_fold = folds.n_test if by_row else np.ones(len(folds), np.int64)
-    piece = np.cumsum(per_fold) // size
+    per_fold = folds.n_test + 1 if by_row else np.ones(len(folds), np.int64)
     parts = []
-    for number in np.unique(piece):
-        some = folds[np.flatnonzero(piece == number)]
-        parts.append(_piece(model, structure, some, draws, scores, by_row, everything))
-    return parts[0] if len(parts) == 1 else _joined(parts)
+    for piece in _pieces(per_fold, _VALUES // len(draws.positions)):
+        some = folds[piece]
+        needs = needs_of(structure, some, by_row)
+        values = Values(model, structure, needs, draws.positions)
+        found = _evaluate(values, needs, some, draws)
+        unsettled = _touched(needs, values.unsettled, some)
+        for block in _pieces(per_fold[piece], _BLOCK_VALUES // len(draws.positions)):
+            evaluated = found.of(block, some)
+            parts.append(
+                _block(evaluated, some[block], draws, scores, unsettled[block], everything)
+            )
+    return _joined(parts, draws, structure)
 
 
-def _piece(
-    model: Model,
-    structure: Structure,
+def _pieces(sizes: Int[np.ndarray, " fold"], most: int) -> list[Int[np.ndarray, " fold"]]:
+    """Positions in order, in pieces whose sizes add up to about ``most``."""
+    number = (np.cumsum(sizes) - 1) // max(most, 1)
+    return np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(number)) + 1)
+
+
+class _Evaluated(NamedTuple):
+    """m and t of every fold, t of every test row, and full-data scores of folds and rows."""
+
+    left_out: Float[np.ndarray, "fold draw"]
+    tested: Float[np.ndarray, "fold draw"]
+    rows: Float[np.ndarray, "row draw"] | None
+    full_folds: Float[np.ndarray, " fold"]
+    full_rows: Float[np.ndarray, " row"]
+
+    def of(self, block: Int[np.ndarray, " fold"], folds: Folds) -> _Evaluated:
+        """The same of some folds that follow one another."""
+        members = slice(block[0], block[-1] + 1)
+        entries = slice(folds.test_start[block[0]], folds.test_start[block[-1] + 1])
+        return _Evaluated(
+            self.left_out[members],
+            self.tested[members],
+            None if self.rows is None else self.rows[entries],
+            self.full_folds[members],
+            self.full_rows[entries],
+        )
+
+
+def _block(
+    found: _Evaluated,
     folds: Folds,
     draws: FullDraws,
     scores: tuple[str, ...],
-    by_row: bool,
+    unsettled: Bool[np.ndarray, " fold"],
     everything: bool,
-) -> Importance:
-    """The same of folds that fit into memory together."""
-    needs = needs_of(structure, folds, by_row)
-    values = Values(model, structure, needs, draws.positions)
-    left_out, tested, rows, full_folds, full_rows = _evaluate(values, needs, folds, draws)
-    weight, k = smoothed(left_out)
+) -> _Block:
+    """Scores of some folds from what was evaluated for them."""
+    weight, k = smoothed(found.left_out)
     with np.errstate(invalid="ignore", over="ignore"):
         weight_ess = 1.0 / (np.exp(weight) ** 2).sum(axis=1)
-    unsettled = _touched(needs, values.unsettled, folds)
-    good = (k <= k_limit(len(draws.positions))) & (weight_ess >= ESS_LIMIT) & ~unsettled
-    found: dict[str, Ratio] = {}
-    influences = {}
-    ratio, influence = _ratio(weight, tested, draws)
-    good &= np.isfinite(ratio.value)
-    used = np.isfinite(ratio.value) if everything else good
-    fold_weight = np.where(used, folds.fold_weight, 0.0)
-    of_rows = None
-    for name in scores:
-        if name == "log_pointwise" and by_row:
-            found[name], of_rows, total = _by_row(weight, rows, folds, draws, used)
-            influences[name] = total
-        else:
-            found[name] = ratio
-            influences[name] = fold_weight[used] @ influence[used]
-    if of_rows is None:
-        of_rows = ratio if "log_pointwise" in scores else None
-    return Importance(
-        draws,
-        structure,
+    ratio, influence = _ratio(weight, found.tested, draws)
+    used = np.isfinite(ratio.value)
+    if not everything:
+        used &= (k <= k_limit(len(draws.positions))) & (weight_ess >= ESS_LIMIT) & ~unsettled
+    total = folds.fold_weight[used] @ influence[used]
+    by_name, influences = dict.fromkeys(scores, ratio), dict.fromkeys(scores, total)
+    of_rows = ratio
+    if found.rows is not None:
+        of_folds, of_rows, total = _by_row(weight, found.rows, folds, draws, used)
+        by_name["log_pointwise"], influences["log_pointwise"] = of_folds, total
+    return _Block(
         k,
         weight_ess,
         unsettled,
         used,
-        found,
+        by_name,
         of_rows,
         influences,
-        full_folds,
-        full_rows,
+        found.full_folds,
+        found.full_rows,
     )
 
 
-def _evaluate(
-    values: Values, needs: Needs, folds: Folds, draws: FullDraws
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """m and t of every fold, t of every test row, and full-data scores of folds and rows."""
+def _evaluate(values: Values, needs: Needs, folds: Folds, draws: FullDraws) -> _Evaluated:
+    """What is needed of some folds, at all draws."""
     count = len(draws.positions)
     m = np.empty((len(folds), count))
     alike = (needs.left_out != needs.tested).nnz == 0
@@ -186,7 +222,7 @@ def _evaluate(
             )
             row_sum = scipy.special.logsumexp(density, axis=1)
             full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
-    return m, t, rows, full_folds - np.log(count), full_rows - np.log(count)
+    return _Evaluated(m, t, rows, full_folds - np.log(count), full_rows - np.log(count))
 
 
 def _times(matrix: sparse.csr_array, values: np.ndarray) -> np.ndarray:
@@ -243,7 +279,7 @@ def _ratio(
 
 def _by_row(
     weight: Float[np.ndarray, "fold draw"],
-    rows: Float[np.ndarray, "row draw"] | None,
+    rows: Float[np.ndarray, "row draw"],
     folds: Folds,
     draws: FullDraws,
     used: Bool[np.ndarray, " fold"],
@@ -252,8 +288,6 @@ def _by_row(
 
     Rows of a fold share its weights, so their influences are added before variances are taken.
     """
-    if rows is None:
-        raise ValueError("scores by row need the densities of rows, but only folds' were made")
     fold = owners(folds.test_start)
     of_rows, influence = _ratio(weight[fold], rows, draws)
     value = np.add.reduceat(of_rows.value, folds.test_start[:-1])
@@ -263,26 +297,23 @@ def _by_row(
     return of_folds, of_rows, folds.test_weight[keep] @ influence[keep]
 
 
-def _joined(parts: list[Importance]) -> Importance:
+def _joined(parts: list[_Block], draws: FullDraws, structure: Structure) -> Importance:
     """One record of the folds of all parts, which have the same draws."""
-    first = parts[0]
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
 
+    names = list(parts[0].folds)
     return Importance(
-        first.draws,
-        first.structure,
+        draws,
+        structure,
         joined("pareto_k"),
         joined("weight_ess"),
         joined("unsettled"),
         joined("used"),
-        {name: _ratios([part.folds[name] for part in parts]) for name in first.folds},
-        None if first.rows is None else _ratios([p.rows for p in parts if p.rows is not None]),
-        {
-            name: np.sum([part.influence[name] for part in parts], axis=0)
-            for name in first.influence
-        },
+        {name: _ratios([part.folds[name] for part in parts]) for name in names},
+        _ratios([part.rows for part in parts]),
+        {name: np.sum([part.influence[name] for part in parts], axis=0) for name in names},
         joined("full_folds"),
         joined("full_rows"),
     )
