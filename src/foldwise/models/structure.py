@@ -385,7 +385,7 @@ def _stands(
     other draws, then the other half, then both.
     """
     at = positions[rng.integers(len(positions), size=_MOVED_DRAWS)]
-    moved = _exchanged(found, positions, rng)
+    moved = exchanged(found, positions, at, rng)
     half = rng.random((_MOVED_DRAWS, len(found))) < 0.5
     cell_of = np.full(model.dimension, -1)
     for coordinates in found.coordinates.T:
@@ -405,14 +405,17 @@ def _stands(
     return bool(stay and add_up.all())
 
 
-def _exchanged(
-    found: Structure, positions: Float[np.ndarray, "draw d"], rng: np.random.Generator
+def exchanged(
+    found: Structure,
+    positions: Float[np.ndarray, "draw d"],
+    at: Float[np.ndarray, "moved d"],
+    rng: np.random.Generator,
 ) -> Float[np.ndarray, "moved d"]:
-    """Positions in which cells have values of others, each of another draw."""
-    moved = np.zeros((_MOVED_DRAWS, positions.shape[1]))
+    """The positions ``at`` with values for cells that others have, each at another draw."""
+    moved = at.copy()
     for coordinates in found.coordinates.T:
         own = coordinates[coordinates >= 0]
-        size = (_MOVED_DRAWS, len(own))
+        size = (len(at), len(own))
         moved[:, own] = positions[rng.integers(len(positions), size=size), rng.choice(own, size)]
     return moved
 
