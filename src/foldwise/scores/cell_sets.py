@@ -311,7 +311,7 @@ class Values:
             for step in self.passes:
                 integrals = self._integrals(start, step, step.nodes)
                 step.spread(integrals, values)
-                values[step.columns[integrals.failed.any(axis=1)[step.cells]]] = np.nan
+                values[step.columns[integrals.failed[step.cells].any(axis=1)]] = np.nan
             found.append(values)
         cells = len(self.structure)
         cell = np.concatenate([self.needs.cell, self.needs.cell[self.needs.host]])
