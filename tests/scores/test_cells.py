@@ -160,6 +160,23 @@ def test_rough_densities():
     assert settled[rough].mean() < 0.5
 
 
+def test_rows_of_density_zero_that_are_taken_away():
+    """At nodes where such a row has no density nothing is known of the others: no wrong number."""
+    of = Effects([Group(1, "exponential") for _ in range(3)])
+    of.y[0][0] = 0.6  # the other rows of its group are far above
+    of.y[0][1:] = 4.0
+    draws = of.draws(4)
+    cell, every = of.structure.row_cell[0], np.ones(len(of.group), bool)
+    first = np.zeros(1, np.int32)
+    derived = Derived(np.array([cell], np.int32), first, first, np.full(1, -1.0))
+    found = log_integrals(of.model, of.structure, draws, every, rule(31, 1), derived)
+    exact = brute(of, [(cell, of.rows[0][1:])], draws)[0]
+    wrong = np.abs(found.derived[0] - exact) > 1e-3
+    assert wrong.any()
+    assert found.failed[cell][wrong].all()
+    assert not found.failed[[c for c in range(3) if c != cell]].all()
+
+
 def test_a_group_far_from_others_whose_rows_have_heavy_tails():
     """With few rows left it belongs with the others, and with all it does not: two modes."""
     of = Effects([Group(1, "narrow t", rows=4) for _ in range(6)])
