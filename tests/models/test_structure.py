@@ -339,8 +339,8 @@ def check_apart(of, found):
     """No row depends on two cells, and the prior couples no two, by all derivatives one by one."""
     (point,) = draws(of, seed=5)[:1]
     with jax.enable_x64(True):
-        rows = np.asarray(jax.jacobian(of.flat_log_likelihood)(point)) != 0
-        prior = np.asarray(jax.hessian(of.flat_log_prior)(point)) != 0
+        rows = np.asarray(jax.jit(jax.jacfwd(of.flat_log_likelihood))(point)) != 0
+        prior = np.asarray(jax.jit(jax.hessian(of.flat_log_prior))(point)) != 0
     cell_of = np.full(of.dimension, -1)
     for cell, members in enumerate(found.coordinates):
         cell_of[members[members >= 0]] = cell
