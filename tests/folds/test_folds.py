@@ -198,6 +198,17 @@ def test_train_mask_equals_the_sets(folds):
     assert folds.train_mask(np.arange(len(folds))).sum() == folds.n_train.sum()
 
 
+@pytest.mark.parametrize("part", [slice(None), [2, 0], slice(1, 2)])
+def test_left_out_is_what_does_not_train(folds, part):
+    some = folds[part]
+    start, rows = some.left_out
+    assert len(start) == len(some) + 1 and start[-1] == len(rows)
+    mask = some.train_mask(np.arange(len(some)))
+    for k in range(len(some)):
+        left_out = np.sort(rows[start[k] : start[k + 1]])
+        np.testing.assert_array_equal(left_out, np.flatnonzero(~mask[k]))
+
+
 def test_padded_test_equals_the_sets(folds):
     width = int(folds.n_test.max()) + 2
     positions = [1, 2, 0]

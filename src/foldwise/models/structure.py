@@ -5,6 +5,7 @@ of one group meet those of another neither in a row nor in the prior. Such a pie
 ``MOST_COORDINATES`` coordinates is a cell. Nobody has to name cells. A row depends on the
 coordinates by which its derivative is not zero, and the prior couples those whose mixed second
 derivative is not zero, at one of several draws at least; a zero by accident at one does not count.
+What was found is then tried: rows must stay what they are when cells move that are not theirs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
+from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.words import counted
@@ -45,6 +47,9 @@ _SIMILAR = 0.9
 _MOST_ROUNDS = 200
 # Globals that a structure may have although its cells have fewer coordinates.
 _FEW_GLOBALS = 30
+# Draws at which half of the cells are moved: any two cells are in different halves at one of them
+# but for 1 in 10,000. And what a row or the prior may change by all the same: rounding.
+_MOVED_DRAWS, _MOVED_ROUNDING = 32, 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +122,10 @@ def find_cells(model: Model, positions: Float[np.ndarray, "draw d"]) -> Structur
     rng = np.random.default_rng(0)
     for position in np.asarray(positions)[chosen]:
         unclear[_probe(model, position, rows, prior, rng)] = True
-    return _structure(rows.matrix(), prior.matrix(), unclear, _names(model))
+    found = _structure(rows.matrix(), prior.matrix(), unclear, _names(model))
+    if len(found) and not _stands(model, found, np.asarray(positions), rng):
+        return _nothing(n, found.names)
+    return found
 
 
 # ---------------------------------------------------------------- which derivatives are not zero
@@ -182,7 +190,7 @@ def _probe(
         settled += list(zip(sets, [answer.many for answer in answers], strict=True))
         divide = _unclear(settled, n, model.dimension)
         sets = [part for k in divide for part in _divided(settled[k][0])]
-        if len(sets) > budget:
+        if len(sets) > max(budget, 0):
             return np.concatenate([part.ravel() for part in sets])
         settled = [pair for k, pair in enumerate(settled) if k not in divide]
     return np.zeros(0, np.int64)
@@ -302,12 +310,11 @@ def _structure(
     names: tuple[str, ...],
 ) -> Structure:
     n, d = rows.shape
-    nothing = Structure(np.full((0, MOST_COORDINATES), -1), np.full(n, -1), names)
     # a coordinate of most rows is no group's, and would make the graph dense
     common = np.asarray(rows.sum(axis=0)).ravel() > n / 2
     left = np.flatnonzero(~common & ~unclear)
     if not left.size:
-        return nothing
+        return _nothing(n, names)
     apart = _taken_apart(rows[:, left], prior[left][:, left])
     cells = [left[members] for members in apart]
     coordinates = np.full((len(cells), MOST_COORDINATES), -1)
@@ -325,8 +332,13 @@ def _structure(
     coordinates, row_cell = coordinates[used], number[row_cell]
     held = int((coordinates >= 0).sum())
     if 2 * (row_cell >= 0).sum() < n or d - held > max(held, _FEW_GLOBALS) or len(used) < 2:
-        return nothing
+        return _nothing(n, names)
     return Structure(coordinates, row_cell, names)
+
+
+def _nothing(n: int, names: tuple[str, ...]) -> Structure:
+    """No cells: all coordinates are globals."""
+    return Structure(np.full((0, MOST_COORDINATES), -1), np.full(n, -1), names)
 
 
 def _taken_apart(rows: sparse.csr_array, prior: sparse.csr_array) -> list[np.ndarray]:
@@ -355,6 +367,68 @@ def _taken_apart(rows: sparse.csr_array, prior: sparse.csr_array) -> list[np.nda
         if not members.size:
             break
     return pieces
+
+
+# ---------------------------------------------------------------- whether it stands
+
+
+def _stands(
+    model: Model,
+    found: Structure,
+    positions: Float[np.ndarray, "draw d"],
+    rng: np.random.Generator,
+) -> bool:
+    """Whether rows stay when other cells move, and the prior's changes add up.
+
+    Derivatives tell of the neighbourhood of draws alone. The means of a mixture far apart have rows
+    of their own there, but elsewhere they meet. So half of the cells get values that others have at
+    other draws, then the other half, then both.
+    """
+    at = positions[rng.integers(len(positions), size=_MOVED_DRAWS)]
+    moved = exchanged(found, positions, at, rng)
+    half = rng.random((_MOVED_DRAWS, len(found))) < 0.5
+    cell_of = np.full(model.dimension, -1)
+    for coordinates in found.coordinates.T:
+        cell_of[coordinates[coordinates >= 0]] = np.flatnonzero(coordinates >= 0)
+    inside = cell_of >= 0
+    first, second = half[:, cell_of] & inside, ~half[:, cell_of] & inside
+    places = [at, *(np.where(which, moved, at) for which in (first, second, first | second))]
+    parts = list(rows_at(model, np.concatenate(places)))
+    prior = np.concatenate([part[0] for part in parts]).reshape(4, -1)
+    rows = np.concatenate([part[1] for part in parts]).reshape(4, _MOVED_DRAWS, -1)
+    in_first = half[:, found.row_cell]
+    alone = found.row_cell < 0
+    stay = _same(rows[0], rows[1], in_first & ~alone) & _same(rows[0], rows[2], ~in_first & ~alone)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(prior[0] + prior[3] - prior[1] - prior[2])
+        add_up = ~(off > _MOVED_ROUNDING * np.abs(prior).sum(axis=0))
+    return bool(stay and add_up.all())
+
+
+def exchanged(
+    found: Structure,
+    positions: Float[np.ndarray, "draw d"],
+    at: Float[np.ndarray, "moved d"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "moved d"]:
+    """The positions ``at`` with values for cells that others have, each at another draw."""
+    moved = at.copy()
+    for coordinates in found.coordinates.T:
+        own = coordinates[coordinates >= 0]
+        size = (len(at), len(own))
+        moved[:, own] = positions[rng.integers(len(positions), size=size), rng.choice(own, size)]
+    return moved
+
+
+def _same(
+    one: Float[np.ndarray, "draw row"],
+    two: Float[np.ndarray, "draw row"],
+    may_differ: Bool[np.ndarray, "draw row"],
+) -> bool:
+    """Whether rows are the same, but for those that may differ."""
+    with np.errstate(invalid="ignore"):
+        off = np.abs(one - two) <= _MOVED_ROUNDING * np.maximum(np.abs(one), 1.0)
+    return bool((off | (one == two) | may_differ).all())
 
 
 # ---------------------------------------------------------------- names

@@ -22,7 +22,7 @@ from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import gather, owners, starts
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
-from foldwise.models.structure import Structure
+from foldwise.models.structure import Structure, exchanged
 from foldwise.scores.cells import (
     NOTHING,
     RULES,
@@ -35,6 +35,8 @@ from foldwise.scores.cells import (
 
 # Two rules that differ by less than this many nats at every draw looked at agree.
 TOLERANCE = 1e-4
+# Integrals that differ by more than this with where the search for the mode began have two modes.
+_ANOTHER_MODE = 1e-3
 # Sets of a cell that get nodes of their own without asking whether those of all rows would do.
 _FEW_SETS = 3
 # Draws that are held at once: of this many values.
@@ -294,6 +296,30 @@ class Values:
         self.passes = [whole, *own]
         for step in self.passes:
             self._choose_rule(draws, step)
+        self._try_other_starts(draws)
+
+    def _try_other_starts(self, draws: Float[np.ndarray, "draw d"]) -> None:
+        """Mark sets whose integrals depend on where Newton steps began: there are several modes.
+
+        They begin at the values that other cells have at other draws. What the constant of the
+        prior is changes with the start, so integrals are taken relative to those of all rows.
+        """
+        rng = np.random.default_rng(0)
+        found = []
+        for start in (draws, exchanged(self.structure, draws, draws, rng)):
+            values = np.full((self.count, len(draws)), np.nan)
+            for step in self.passes:
+                integrals = self._integrals(start, step, step.nodes)
+                step.spread(integrals, values)
+                values[step.columns[integrals.failed[step.cells].any(axis=1)]] = np.nan
+            found.append(values)
+        cells = len(self.structure)
+        cell = np.concatenate([self.needs.cell, self.needs.cell[self.needs.host]])
+        one, two = (values[cells:] - values[cell] for values in found)
+        with np.errstate(invalid="ignore"):
+            several = (np.abs(one - two) > _ANOTHER_MODE).any(axis=1)
+        self.unsettled[cells : self.count] |= several
+        self.unsettled[cell[several]] = True
 
     def _empty(self) -> Int[np.ndarray, " set"]:
         """Sets that have no rows."""

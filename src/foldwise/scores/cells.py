@@ -224,21 +224,24 @@ class _Cells:
         prior, empty, bent = self._prior(q, start, mode, factor)
         many = (len(derived.cell), q.shape[-1])
 
-        def add(k: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def add(k: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
             x = nodes.nodes[k]
             u = mode + _solve_upper(factor, x[None, :, None])
             rows = self.rows(self.place(q, u))
             kept = jnp.where(self.keep[:, None], rows, 0.0)
             value = _by_owner(kept, self.row_cell, self.count + 1)[:-1] + prior(u)
             value += nodes.log_weight[k] + 0.5 * (x**2).sum()
-            more = _by_owner(derived.sign[:, None] * rows[derived.row], derived.owner, many[0])
-            theirs = value[derived.cell] + more
-            invalid = sums[2] | jnp.isnan(value)
-            return _log_add(sums[0], value), _log_add(sums[1], theirs), invalid
+            sign = derived.sign[:, None]
+            changes = jnp.where(sign == 0.0, 0.0, sign * rows[derived.row])
+            theirs = value[derived.cell] + _by_owner(changes, derived.owner, many[0])
+            # a row of density zero cannot be taken away again
+            invalid = sums[2] | jnp.isnan(value), sums[3] | jnp.isnan(theirs)
+            return _log_add(sums[0], value), _log_add(sums[1], theirs), *invalid
 
         nothing = jnp.full((self.count, q.shape[-1]), -jnp.inf)
-        begin = (nothing, jnp.full(many, -jnp.inf), jnp.zeros(nothing.shape, bool))
-        own, theirs, invalid = jax.lax.fori_loop(0, nodes.real, add, begin)
+        begin = (nothing, jnp.full(many, -jnp.inf), nothing > 0, jnp.zeros(many, bool))
+        own, theirs, invalid, lost = jax.lax.fori_loop(0, nodes.real, add, begin)
+        invalid |= _by_owner(jnp.where(lost, 1.0, 0.0), derived.cell, self.count) > 0
         volume = _log_volume(factor)
         return own + volume, empty, theirs + volume[derived.cell], invalid | ~found, bent
 

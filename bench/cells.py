@@ -1,0 +1,152 @@
+"""Are scores from the full-data draws, with cells integrated out, right, and their errors too?
+
+Repeats over many seeds, each with a full-data fit of its own: means of groups of 2 to 300 rows with
+known variances (leave-group-out, leave-one-out, 10-fold; exact in closed form), and counts with an
+effect for every row (leave-one-out; exact on a grid of the two globals, with a fine quadrature for
+each row). Prints z of the last total, the root mean square of z = (estimate - truth) / MCSE over
+totals and folds, the mean error of totals in MCSE, the largest Pareto k and seconds. Root mean
+squares must lie in 0.8 to 1.25, mean errors within 0.25 MCSE.
+
+    python bench/cells.py [--seeds 50] [--problems counts,groups]
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import problems  # noqa: E402
+
+import foldwise as fw  # noqa: E402
+from foldwise.models.structure import find_cells  # noqa: E402
+from foldwise.scores.importance import FullDraws, by_importance  # noqa: E402
+
+LOW, HIGH, MOST_BIAS = 0.8, 1.25, 0.25
+
+
+class Counts:
+    """Counts with log rates mu + tau z_i, z_i ~ N(0, 1), mu ~ N(0, 2), log tau ~ N(-0.5, 0.5)."""
+
+    def __init__(self, n: int = 60):
+        rng = np.random.default_rng(5)
+        self.y = rng.poisson(np.exp(1.0 + 0.6 * rng.normal(size=n)))
+        self.folds = fw.leave_one_out(n)
+
+    def model(self) -> fw.Model:
+        y, constant = self.y, gammaln(self.y + 1.0)
+
+        def log_likelihood(p):
+            eta = p["mu"] + jnp.exp(p["log_tau"]) * p["z"]
+            return y * eta - jnp.exp(eta) - constant
+
+        def log_prior(p):
+            shared = (p["mu"] / 2.0) ** 2 + ((p["log_tau"] + 0.5) / 0.5) ** 2
+            return -0.5 * (shared + jnp.sum(p["z"] ** 2))
+
+        start = {"log_tau": -0.5, "mu": 1.0, "z": np.zeros(len(y))}
+        return fw.Model(log_prior, log_likelihood, start, len(y), name="counts")
+
+    def joint(self) -> np.ndarray:
+        """Exact log density of each row given the others."""
+        mu, log_tau = np.meshgrid(np.linspace(-0.5, 2.5, 121), np.linspace(-3, 1, 121))
+        mu, log_tau = mu.ravel(), log_tau.ravel()
+        prior = -0.5 * ((mu / 2.0) ** 2 + ((log_tau + 0.5) / 0.5) ** 2)
+        z = np.linspace(-7, 7, 141)
+        eta = mu[:, None] + np.exp(log_tau)[:, None] * z
+        values, row = np.unique(self.y, return_inverse=True)
+        rate = np.exp(eta)
+        rows = np.stack(
+            [logsumexp(v * eta - rate - 0.5 * z**2, axis=1) - gammaln(v + 1.0) for v in values]
+        )[row] + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
+        whole = prior + rows.sum(axis=0)
+        return logsumexp(whole) - logsumexp(whole - rows, axis=1)
+
+
+def groups(folds=None):
+    problem = problems.hierarchical()
+    return problem if folds is None else replace(problem, folds=folds(len(problem.y)))
+
+
+PROBLEMS = {
+    "groups, leave-group-out": (groups, "log"),
+    "groups, leave-one-out": (lambda: groups(fw.leave_one_out), "log"),
+    "groups, 10-fold": (lambda: groups(lambda n: fw.k_fold(n, 10, seed=1)), "log"),
+    "groups, 10-fold by row": (lambda: groups(lambda n: fw.k_fold(n, 10, seed=1)), "log_pointwise"),
+    "counts, leave-one-out": (Counts, "log"),
+}
+
+
+def run(model, folds, score, exact, seed):
+    """z of the total and of folds, the error and MCSE of the total, k and seconds."""
+    fit = fw.fit(model, seed=20_000 + seed, progress=False)
+    chains, draws, d = fit.positions.shape
+    length = max(int(np.sqrt(draws)), 1)
+    began = time.perf_counter()
+    flat = FullDraws(np.asarray(fit.positions).reshape(-1, d), chains, length)
+    structure = find_cells(model, flat.positions)
+    found = by_importance(model, structure, folds, flat, (score,), True)
+    seconds = time.perf_counter() - began
+    off = found.folds[score].value - exact
+    mcse = float(np.sqrt(flat.variance(found.influence[score])))
+    return {
+        "fold_z": off / np.sqrt(found.folds[score].variance),
+        "error": float(folds.fold_weight @ off),
+        "mcse": mcse,
+        "k": float(found.pareto_k.max()),
+        "unsettled": int(found.unsettled.sum()),
+        "seconds": seconds,
+    }
+
+
+def summary(name, records):
+    """The line of a problem, and whether it is within limits."""
+
+    def rms(values):
+        return float(np.sqrt(np.mean(np.square(values))))
+
+    z = np.array([r["error"] / r["mcse"] for r in records])
+    total, fold = rms(z), rms([r["fold_z"] for r in records])
+    ok = LOW <= total <= HIGH and LOW <= fold <= HIGH and abs(z.mean()) <= MOST_BIAS
+    line = (
+        f"{name:26}{z[-1]:8.2f}{total:7.2f}{fold:7.2f}{z.mean():12.2f}"
+        f"{np.mean([r['mcse'] for r in records]):8.3f}{max(r['k'] for r in records):7.2f}"
+        f"{sum(r['unsettled'] for r in records):10d}"
+        f"{np.median([r['seconds'] for r in records]):9.2f}{'ok' if ok else 'MISSED':>8}"
+    )
+    return line, ok
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--problems", default="")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    print(
+        f"{'problem':26}{'total z':>8}{'rms':>7}{'folds':>7}{'mean error':>12}{'mcse':>8}{'k':>7}"
+        f"{'unsettled':>10}{'seconds':>9}{'':>8}",
+        flush=True,
+    )
+    missed = False
+    for name, (make, score) in PROBLEMS.items():
+        if arguments.problems and not any(p in name for p in arguments.problems.split(",")):
+            continue
+        problem = make()
+        model = problem.model()
+        exact = problem.joint() if score == "log" else problem.pointwise()
+        records = [run(model, problem.folds, score, exact, seed) for seed in range(arguments.seeds)]
+        line, ok = summary(name, records)
+        missed |= not ok
+        print(line, flush=True)
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()

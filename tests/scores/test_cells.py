@@ -1,0 +1,186 @@
+"""Integrals over cells against closed forms and brute quadrature."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from effects import Effects, Group, columns
+
+import foldwise as fw
+from foldwise.scores.cell_sets import Values, needs_of
+from foldwise.scores.cells import RULES, Derived, log_integrals, rule
+
+SMOOTH = ("normal", "Poisson", "binomial", "Bernoulli", "negative binomial", "Student-t")
+
+
+@cache
+def normal(sizes):
+    return Effects([Group(size, rows=3 + k) for k, size in enumerate(sizes)])
+
+
+@cache
+def smooth(dimensions):
+    return Effects([Group(dimensions, kind) for kind in SMOOTH])
+
+
+def folds_of(of, one_by_one=True):
+    """Each group out, each row out (or the first of each group), and each with a buffer."""
+    rows = np.arange(len(of.group))
+    single = rows if one_by_one else [group[0] for group in of.rows]
+    pairs = [(np.setdiff1d(rows, test), test) for test in [*of.rows, *([i] for i in single)]]
+    pairs += [(rows[np.abs(rows - i) > 1], [i]) for i in single[::2]]
+    return fw.from_splits(pairs, len(rows))
+
+
+def values_of(of, folds, by_row=False, draws=None):
+    """Every integral that the folds need, at draws: cell, rows, values, whether settled."""
+    draws = of.draws() if draws is None else draws
+    needs = needs_of(of.structure, folds, by_row)
+    values = Values(of.model, of.structure, needs, draws)
+    found = np.concatenate([part for _, part in values.at(draws)], axis=1)
+    sets = columns(of.structure, needs)
+    return sets, found[: len(sets)], ~values.unsettled[: len(sets)], found[len(sets) :]
+
+
+def brute(of, sets, draws, **grid):
+    """The same integrals on a fine grid."""
+    found = np.empty((len(sets), len(draws)))
+    cells = np.array([cell for cell, _ in sets])
+    for cell in np.unique(cells):
+        these = np.flatnonzero(cells == cell)
+        for k, draw in enumerate(draws):
+            found[these, k] = of.brute(cell, draw, [sets[s][1] for s in these], **grid)
+    return found
+
+
+# ---------------------------------------------------------------- closed forms
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 3, 2, 3)], ids=str)
+def test_normal_models_have_closed_forms(sizes):
+    of = normal(sizes)
+    draws, every = of.draws(3), np.arange(len(of.group))
+    keeps = {"all": every >= 0, "none": every < 0, "some": every % 3 > 0, "one": every == 4}
+    nodes = rule(RULES[max(sizes)][0], max(sizes))
+    for keep in keeps.values():
+        found = log_integrals(of.model, of.structure, draws, keep, nodes)
+        assert not found.failed.any() and not found.bent.any()
+        for cell in range(len(sizes)):
+            rows = of.rows[of.group_of(cell)]
+            kept = [of.exact(cell, draw, rows[keep[rows]]) for draw in draws]
+            np.testing.assert_allclose(found.own[cell], kept, rtol=0, atol=1e-8)
+            empty = [of.exact(cell, draw, rows[:0]) for draw in draws]
+            np.testing.assert_allclose(found.empty[cell], empty, rtol=0, atol=1e-8)
+
+
+def test_more_draws_than_a_call_has():
+    of = normal((1, 1, 1))
+    draws = of.draws(150)
+    every = np.ones(len(of.group), bool)
+    found = log_integrals(of.model, of.structure, draws, every, rule(7, 1)).own
+    exact = [[of.exact(c, draw, of.rows[of.group_of(c)]) for draw in draws] for c in range(3)]
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-8)
+
+
+def test_derived_sets_equal_passes_of_their_own():
+    of = normal((1, 1, 1))
+    draws = of.draws(3)
+    rows = of.rows[1]
+    cell = of.structure.row_cell[rows[0]]
+    every = np.ones(len(of.group), bool)
+    without = every.copy()
+    without[rows[:2]] = False
+    # all rows less two; the host's rows as they are
+    derived = Derived(
+        np.array([cell, cell], np.int32),
+        rows[:2].astype(np.int32),
+        np.zeros(2, np.int32),
+        np.full(2, -1.0),
+    )
+    found = log_integrals(of.model, of.structure, draws, every, rule(31, 1), derived)
+    own = log_integrals(of.model, of.structure, draws, without, rule(31, 1))
+    np.testing.assert_allclose(found.derived[0], own.own[cell], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.derived[1], found.own[cell], rtol=0, atol=1e-12)
+    # the rows that are kept and two more
+    more = derived._replace(sign=np.ones(2))
+    back = log_integrals(of.model, of.structure, draws, without, rule(31, 1), more)
+    np.testing.assert_allclose(back.derived[0], found.own[cell], rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------- brute quadrature
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_densities_of_all_kinds_at_the_rule_that_is_chosen(dimensions):
+    of = smooth(dimensions)
+    sets, found, settled, rows = values_of(of, folds_of(of, one_by_one=dimensions == 1))
+    exact = brute(of, sets, of.draws())
+    assert settled.mean() > (0.95 if dimensions < 3 else 0.8)
+    np.testing.assert_allclose(found[settled], exact[settled], rtol=0, atol=1e-3)
+    for k, draw in enumerate(of.draws()):
+        with fw.models.model.precision_context("float64"):
+            np.testing.assert_allclose(rows[:, k], of.model.flat_log_likelihood(draw), atol=1e-12)
+
+
+def test_rows_one_by_one():
+    of = smooth(1)
+    folds = fw.k_fold(len(of.group), 3, seed=1)
+    sets, found, settled, _ = values_of(of, folds, by_row=True)
+    exact = brute(of, sets, of.draws())
+    assert settled.mean() > 0.95
+    np.testing.assert_allclose(found[settled], exact[settled], rtol=0, atol=1e-3)
+
+
+def right_or_unsettled(of, draws, **grid):
+    """Settled integrals are those on a fine grid; which are settled, by the prior or the rows."""
+    sets, found, settled, _ = values_of(of, folds_of(of, one_by_one=False), draws=draws)
+    exact = brute(of, sets, draws, **grid)
+    np.testing.assert_allclose(found[settled], exact[settled], rtol=0, atol=1e-3)
+    return settled, [of.groups[of.group_of(cell)] for cell, _ in sets]
+
+
+def test_priors_that_are_not_normal():
+    priors = ("Student-t", "mixture", "two peaks", "Laplace")
+    of = Effects([Group(1, kind, prior) for prior in priors for kind in ("normal", "Bernoulli")])
+    draws = of.draws(8)
+    every = np.ones(len(of.group), bool)
+    assert log_integrals(of.model, of.structure, draws, every, rule(7, 1)).bent.any(axis=1).all()
+    settled, groups = right_or_unsettled(of, draws, half_width=100.0, points=20001)
+    easy = np.array([g.prior in ("Student-t", "mixture") and g.kind == "normal" for g in groups])
+    assert settled[easy].mean() > 0.5
+    assert not settled[[g.prior in ("two peaks", "Laplace") for g in groups]].any()
+
+
+def test_rough_densities():
+    kinds = ("Laplace", "exponential", "Poisson")
+    of = Effects([Group(1, kind, rows=rows) for kind in kinds for rows in (2, 4, 6)])
+    settled, groups = right_or_unsettled(of, of.draws(8))
+    rough = np.array([g.kind != "Poisson" for g in groups])
+    assert settled[~rough].all()
+    assert settled[rough].mean() < 0.5
+
+
+def test_rows_of_density_zero_that_are_taken_away():
+    """At nodes where such a row has no density nothing is known of the others: no wrong number."""
+    of = Effects([Group(1, "exponential") for _ in range(3)])
+    of.y[0][0] = 0.6  # the other rows of its group are far above
+    of.y[0][1:] = 4.0
+    draws = of.draws(4)
+    cell, every = of.structure.row_cell[0], np.ones(len(of.group), bool)
+    first = np.zeros(1, np.int32)
+    derived = Derived(np.array([cell], np.int32), first, first, np.full(1, -1.0))
+    found = log_integrals(of.model, of.structure, draws, every, rule(31, 1), derived)
+    exact = brute(of, [(cell, of.rows[0][1:])], draws)[0]
+    wrong = np.abs(found.derived[0] - exact) > 1e-3
+    assert wrong.any()
+    assert found.failed[cell][wrong].all()
+    assert not found.failed[[c for c in range(3) if c != cell]].all()
+
+
+def test_a_group_far_from_others_whose_rows_have_heavy_tails():
+    """With few rows left it belongs with the others, and with all it does not: two modes."""
+    of = Effects([Group(1, "narrow t", rows=4) for _ in range(6)])
+    of.y[0] += 10.0
+    draws = of.draws(8)
+    draws[:, 2:] = [np.median(y) - 0.3 for y in of.y]
+    right_or_unsettled(of, draws, half_width=20.0, points=40001)
