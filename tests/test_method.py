@@ -3,6 +3,7 @@
 import warnings
 from functools import cache
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import FarScale, autoregression, hierarchical, regression
@@ -86,6 +87,30 @@ def test_all_by_weights_is_flagged_where_it_is_not_reliable():
         )
     assert result.folds["status"].values.tolist() == ["uneven weights"] + 7 * ["fine"]
     assert result.weighted is None and set(result.folds["method"].values) == {"importance"}
+
+
+def test_a_row_that_cuts_off_the_posterior_has_chains():
+    """Below a limit the first row has density one, above it zero: all weights are equal.
+
+    Its score is log Pr(mu < limit) given the others, which the full-data draws know nothing of.
+    """
+    y = np.random.default_rng(2).normal(size=40)
+    limit, first = float(y[1:].mean()), np.arange(40) == 0
+
+    def log_likelihood(mu):
+        rows = -0.5 * (y - mu) ** 2 - 0.5 * jnp.log(2 * jnp.pi)
+        return jnp.where(first, jnp.where(mu < limit, 0.0, -jnp.inf), rows)
+
+    model = fw.Model(lambda mu: -0.5 * mu**2 / 9, log_likelihood, limit - 1.0, n_obs=40)
+    folds = fw.leave_one_out(40)
+    with pytest.warns(FoldWarning, match="cut off: 1 of 40"):
+        result = fw.cross_validate(model, folds, method="importance", seed=1, progress=False)
+    assert result.folds["status"].values[0] == "cut off"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FoldWarning)
+        result = fw.cross_validate(model, folds, method="auto", seed=1, progress=False)
+    assert result.folds["method"].values[0] == "mcmc"
+    assert result.folds["status"].values[0] != "fine"
 
 
 def test_chains_for_all_is_the_default():

@@ -210,10 +210,10 @@ def test_pieces_give_what_one_piece_gives(monkeypatch, name):
     whole = scores(name, 0)
     monkeypatch.setattr(importance, "_VALUES", 16 * DRAWS)
     calls = []
-    inner = importance._piece
-    monkeypatch.setattr(importance, "_piece", lambda *given: calls.append(1) or inner(*given))
+    inner = importance._evaluate
+    monkeypatch.setattr(importance, "_evaluate", lambda *given: calls.append(1) or inner(*given))
     pieces = scores(name, 0)
-    assert len(calls) == 2
+    assert len(calls) > 1
     assert pieces.used.tolist() == whole.used.tolist()
     np.testing.assert_allclose(pieces.pareto_k, whole.pareto_k, rtol=0, atol=1e-3)
     np.testing.assert_allclose(pieces.full_folds, whole.full_folds, rtol=0, atol=1e-12)
@@ -226,3 +226,14 @@ def test_pieces_give_what_one_piece_gives(monkeypatch, name):
         np.testing.assert_allclose(
             pieces.influence[score], whole.influence[score], rtol=1e-3, atol=1e-3
         )
+
+
+def test_blocks_give_what_one_block_gives(monkeypatch):
+    whole = scores("10-fold", 0)
+    monkeypatch.setattr(importance, "_BLOCK_VALUES", 3 * DRAWS)
+    blocks = scores("10-fold", 0)
+    np.testing.assert_array_equal(blocks.pareto_k, whole.pareto_k)
+    for score in BOTH:
+        np.testing.assert_array_equal(blocks.folds[score].value, whole.folds[score].value)
+        np.testing.assert_allclose(blocks.influence[score], whole.influence[score], atol=1e-12)
+    np.testing.assert_array_equal(blocks.rows.variance, whole.rows.variance)

@@ -151,6 +151,7 @@ def _status(
     few = np.minimum(effective, found.weight_ess[chosen])
     conditions = {
         "not finite": ~np.isfinite(value),
+        "cut off": found.cut_off[chosen],
         "integrals not settled": found.unsettled[chosen],
         "uneven weights": ~(found.pareto_k <= k_limit(len(found.draws.positions)))[chosen],
         "few effective draws": few < diagnostics.ESS_LIMIT,

@@ -77,6 +77,8 @@ ADVICE = {
     "heavy tail": "the predictive density has a heavy tail (Pareto k over 0.7), so the plain "
     "mean and its error are not to be trusted: bridge joint scores where the fold has a partner, "
     "else score by row, or extend the run",
+    "cut off": "a row that is left out has density zero close to the full-data draws, which "
+    'therefore never go where the fold\'s posterior may be: use method="auto", which runs chains',
     "integrals not settled": "parameters of the fold's groups could not be integrated out: rules "
     'of different sizes disagree, or no mode was found; use method="auto", which runs chains there',
     "uneven weights": "the full-data draws are too far from the fold's posterior (Pareto k of the "

@@ -23,6 +23,7 @@ from scipy import sparse
 
 from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import owners
+from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.cell_sets import Needs, Values, needs_of
@@ -32,6 +33,8 @@ from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT, series_variance
 _VALUES = 2**25
 # The same of what is smoothed at once, in several arrays that should stay in the cache.
 _BLOCK_VALUES = 2**20
+# How much farther than the draws, and from how many of them, rows of density zero are looked for.
+_WIDER, _WIDER_DRAWS = 2.0, 200
 
 
 class FullDraws(NamedTuple):
@@ -65,6 +68,7 @@ class _Block:
 
     pareto_k: Float[np.ndarray, " fold"]
     weight_ess: Float[np.ndarray, " fold"]
+    cut_off: Bool[np.ndarray, " fold"]
     unsettled: Bool[np.ndarray, " fold"]
     used: Bool[np.ndarray, " fold"]
     folds: dict[str, Ratio]
@@ -79,7 +83,8 @@ class Importance:
     """Scores of folds by importance sampling.
 
     ``pareto_k`` is the shape of the tail of each fold's weights, ``weight_ess`` how many equal
-    weights are worth as much, ``unsettled`` says that integrals of the fold cannot be relied on.
+    weights are worth as much. ``cut_off`` says that a left-out row has density zero close to the
+    draws, ``unsettled`` that integrals of the fold cannot be relied on.
     ``used`` are the folds that the scores are for: all, or those that are reliable. ``folds`` has
     the scores by name; ``rows`` those of the test rows, or of the folds where no score is by row.
     ``influence`` is, by score, what each draw adds to the weighted sum over the folds used.
@@ -91,6 +96,7 @@ class Importance:
     structure: Structure
     pareto_k: Float[np.ndarray, " fold"]
     weight_ess: Float[np.ndarray, " fold"]
+    cut_off: Bool[np.ndarray, " fold"]
     unsettled: Bool[np.ndarray, " fold"]
     used: Bool[np.ndarray, " fold"]
     folds: dict[str, Ratio]
@@ -119,19 +125,16 @@ def by_importance(
     can be relied on.
     """
     by_row = "log_pointwise" in scores and int(folds.n_test.max()) > 1
+    impossible = _impossible_rows(model, draws)
     per_fold = folds.n_test + 1 if by_row else np.ones(len(folds), np.int64)
     parts = []
     for piece in _pieces(per_fold, _VALUES // len(draws.positions)):
         some = folds[piece]
         needs = needs_of(structure, some, by_row)
         values = Values(model, structure, needs, draws.positions)
-        found = _evaluate(values, needs, some, draws)
-        unsettled = _touched(needs, values.unsettled, some)
+        found = _evaluate(values, needs, some, draws, impossible)
         for block in _pieces(per_fold[piece], _BLOCK_VALUES // len(draws.positions)):
-            evaluated = found.of(block, some)
-            parts.append(
-                _block(evaluated, some[block], draws, scores, unsettled[block], everything)
-            )
+            parts.append(_block(found.of(block, some), some[block], draws, scores, everything))
     return _joined(parts, draws, structure)
 
 
@@ -142,13 +145,15 @@ def _pieces(sizes: Int[np.ndarray, " fold"], most: int) -> list[Int[np.ndarray, 
 
 
 class _Evaluated(NamedTuple):
-    """m and t of every fold, t of every test row, and full-data scores of folds and rows."""
+    """m and t of every fold, t of every test row, full-data scores, and folds in doubt."""
 
     left_out: Float[np.ndarray, "fold draw"]
     tested: Float[np.ndarray, "fold draw"]
     rows: Float[np.ndarray, "row draw"] | None
     full_folds: Float[np.ndarray, " fold"]
     full_rows: Float[np.ndarray, " row"]
+    cut_off: Bool[np.ndarray, " fold"]
+    unsettled: Bool[np.ndarray, " fold"]
 
     def of(self, block: Int[np.ndarray, " fold"], folds: Folds) -> _Evaluated:
         """The same of some folds that follow one another."""
@@ -160,6 +165,8 @@ class _Evaluated(NamedTuple):
             None if self.rows is None else self.rows[entries],
             self.full_folds[members],
             self.full_rows[entries],
+            self.cut_off[members],
+            self.unsettled[members],
         )
 
 
@@ -168,7 +175,6 @@ def _block(
     folds: Folds,
     draws: FullDraws,
     scores: tuple[str, ...],
-    unsettled: Bool[np.ndarray, " fold"],
     everything: bool,
 ) -> _Block:
     """Scores of some folds from what was evaluated for them."""
@@ -178,7 +184,8 @@ def _block(
     ratio, influence = _ratio(weight, found.tested, draws)
     used = np.isfinite(ratio.value)
     if not everything:
-        used &= (k <= k_limit(len(draws.positions))) & (weight_ess >= ESS_LIMIT) & ~unsettled
+        used &= (k <= k_limit(len(draws.positions))) & (weight_ess >= ESS_LIMIT)
+        used &= ~found.cut_off & ~found.unsettled
     total = folds.fold_weight[used] @ influence[used]
     by_name, influences = dict.fromkeys(scores, ratio), dict.fromkeys(scores, total)
     of_rows = ratio
@@ -188,7 +195,8 @@ def _block(
     return _Block(
         k,
         weight_ess,
-        unsettled,
+        found.cut_off,
+        found.unsettled,
         used,
         by_name,
         of_rows,
@@ -198,7 +206,28 @@ def _block(
     )
 
 
-def _evaluate(values: Values, needs: Needs, folds: Folds, draws: FullDraws) -> _Evaluated:
+def _impossible_rows(model: Model, draws: FullDraws) -> Bool[np.ndarray, " row"]:
+    """Rows whose density is zero, or no number, close to the draws.
+
+    Looked at where draws would be if they scattered ``_WIDER`` times as far from their mean. The
+    posterior without such a row may be where no draw of the posterior with it can ever be.
+    """
+    some = np.linspace(0, len(draws.positions) - 1, _WIDER_DRAWS).astype(int)
+    centre = draws.positions.mean(axis=0)
+    wider = centre + _WIDER * (draws.positions[np.unique(some)] - centre)
+    found = np.zeros(model.n_obs, bool)
+    for _, rows in rows_at(model, wider):
+        found |= ~np.isfinite(rows).all(axis=0)
+    return found
+
+
+def _evaluate(
+    values: Values,
+    needs: Needs,
+    folds: Folds,
+    draws: FullDraws,
+    impossible: Bool[np.ndarray, " row"],
+) -> _Evaluated:
     """What is needed of some folds, at all draws."""
     count = len(draws.positions)
     m = np.empty((len(folds), count))
@@ -222,7 +251,11 @@ def _evaluate(values: Values, needs: Needs, folds: Folds, draws: FullDraws) -> _
             )
             row_sum = scipy.special.logsumexp(density, axis=1)
             full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
-    return _Evaluated(m, t, rows, full_folds - np.log(count), full_rows - np.log(count))
+    start, left_out = folds.left_out
+    cut_off = np.bincount(owners(start), impossible[left_out], minlength=len(folds)) > 0
+    unsettled = _touched(needs, values.unsettled, folds)
+    full_folds, full_rows = full_folds - np.log(count), full_rows - np.log(count)
+    return _Evaluated(m, t, rows, full_folds, full_rows, cut_off, unsettled)
 
 
 def _times(matrix: sparse.csr_array, values: np.ndarray) -> np.ndarray:
@@ -309,6 +342,7 @@ def _joined(parts: list[_Block], draws: FullDraws, structure: Structure) -> Impo
         structure,
         joined("pareto_k"),
         joined("weight_ess"),
+        joined("cut_off"),
         joined("unsettled"),
         joined("used"),
         {name: _ratios([part.folds[name] for part in parts]) for name in names},
