@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Array, Bool, Float, Int
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
@@ -143,10 +142,10 @@ class _Pairs:
         self.outputs.append(outputs)
         self.coordinates.append(coordinates)
 
-    def matrix(self) -> sparse.csr_array:
+    def matrix(self) -> scipy.sparse.csr_array:
         """One where an output depends on a coordinate."""
         one, two = np.concatenate(self.outputs), np.concatenate(self.coordinates)
-        found = sparse.csr_array((np.ones(len(one), np.int32), (one, two)), self.shape)
+        found = scipy.sparse.csr_array((np.ones(len(one), np.int32), (one, two)), self.shape)
         found.data[:] = 1
         return found
 
@@ -304,8 +303,8 @@ def _program(model: Model) -> tuple[Any, int]:
 
 
 def _structure(
-    rows: sparse.csr_array,
-    prior: sparse.csr_array,
+    rows: scipy.sparse.csr_array,
+    prior: scipy.sparse.csr_array,
     unclear: Bool[np.ndarray, " d"],
     names: tuple[str, ...],
 ) -> Structure:
@@ -341,15 +340,15 @@ def _nothing(n: int, names: tuple[str, ...]) -> Structure:
     return Structure(np.full((0, MOST_COORDINATES), -1), np.full(n, -1), names)
 
 
-def _taken_apart(rows: sparse.csr_array, prior: sparse.csr_array) -> list[np.ndarray]:
+def _taken_apart(rows: scipy.sparse.csr_array, prior: scipy.sparse.csr_array) -> list[np.ndarray]:
     """Pieces of at most ``MOST_COORDINATES`` that are left when connected coordinates are out."""
-    graph = sparse.csr_array(rows.T @ rows + prior + prior.T)
+    graph = scipy.sparse.csr_array(rows.T @ rows + prior + prior.T)
     graph.setdiag(0)
     graph.eliminate_zeros()
     graph.data[:] = 1
     members, pieces = np.arange(graph.shape[0]), []
     for _ in range(_MOST_ROUNDS):
-        count, label = connected_components(graph, directed=False)
+        count, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
         size = np.bincount(label, minlength=count)
         small = size[label] <= MOST_COORDINATES
         order = np.argsort(label[small], kind="stable")

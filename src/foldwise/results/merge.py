@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from foldwise.folds.ragged import concatenated_ranges, starts
 from foldwise.results.identity import check_one_identity
@@ -16,6 +15,9 @@ from foldwise.results.totals import finish_score
 from foldwise.scores import diagnostics
 from foldwise.scores.diagnostics import series_variance
 from foldwise.scores.rules import LOG_SCORES
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 def merge(results: Iterable[CVResult]) -> CVResult:
@@ -135,6 +137,8 @@ def _merge_score(
 
 def join_tables(tables: list[xr.Dataset], dim: str, order: np.ndarray) -> xr.Dataset:
     """One table of several, its entries in ``order``, of the columns that all of them have."""
+    import xarray as xr
+
     columns = [n for n in tables[0].data_vars if all(n in table for table in tables[1:])]
 
     def joined(names: Iterable[Any]) -> dict[Any, tuple[str, np.ndarray]]:
@@ -148,6 +152,8 @@ def join_tables(tables: list[xr.Dataset], dim: str, order: np.ndarray) -> xr.Dat
 
 def rows_of(part: CVResult, score: Score, columns: list[Any]) -> xr.Dataset:
     """Table by row; where all folds of a part test one row, that is its table by fold."""
+    import xarray as xr
+
     if score.rows is not None:
         return score.rows
     values = {name: ("test_row", score.folds[name].values) for name in columns}
@@ -210,6 +216,8 @@ def _merge_info(parts: list[CVResult]) -> dict[str, Any]:
 def _merge_draws(
     parts: list[CVResult], order: np.ndarray, names: np.ndarray
 ) -> xr.DataArray | None:
+    import xarray as xr
+
     kept = [part.draws.values for part in parts if part.draws is not None]
     # where folds are scored from full-data draws there are draws of the other folds only
     if sum(len(draws) for draws in kept) < len(order):

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy import sparse
 
 from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import gather, owners, starts
@@ -58,9 +58,9 @@ class Needs:
     removed: Int[np.ndarray, " entry"]
     host: Int[np.ndarray, " added"]
     row: Int[np.ndarray, " added"]
-    left_out: sparse.csr_array
-    tested: sparse.csr_array
-    by_row: sparse.csr_array | None
+    left_out: scipy.sparse.csr_array
+    tested: scipy.sparse.csr_array
+    by_row: scipy.sparse.csr_array | None
 
 
 def needs_of(structure: Structure, folds: Folds, by_row: bool) -> Needs:
@@ -173,7 +173,7 @@ def _by_row(
     sets: int,
     folds: Folds,
     width: int,
-) -> sparse.csr_array:
+) -> scipy.sparse.csr_array:
     """log p(row | globals, kept rows) of every test row."""
     entry = np.arange(len(entry_pair))
     paired, single = entry_pair >= 0, (entry_pair >= 0) & ~several
@@ -194,11 +194,11 @@ def _positions(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 def _matrix(
     shape: tuple[int, int], *parts: tuple[np.ndarray, np.ndarray, float]
-) -> sparse.csr_array:
+) -> scipy.sparse.csr_array:
     line = np.concatenate([part[0] for part in parts])
     column = np.concatenate([part[1] for part in parts])
     value = np.concatenate([np.full(len(part[0]), part[2]) for part in parts])
-    return sparse.csr_array((value, (line, column)), shape)
+    return scipy.sparse.csr_array((value, (line, column)), shape)
 
 
 # ---------------------------------------------------------------- all of them at draws

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
-from scipy import sparse
 
 from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import owners
@@ -237,7 +236,7 @@ def _evaluate(
     full_folds = np.full(len(folds), -np.inf)
     full_rows = np.full(len(folds.test_rows), -np.inf)
     entries = (np.ones(len(folds.test_rows)), folds.test_rows, folds.test_start)
-    test = sparse.csr_array(entries, (len(folds), folds.n))
+    test = scipy.sparse.csr_array(entries, (len(folds), folds.n))
     for part, found in values.at(draws.positions):
         density = found[values.count :]
         with np.errstate(invalid="ignore"):
@@ -258,7 +257,7 @@ def _evaluate(
     return _Evaluated(m, t, rows, full_folds, full_rows, cut_off, unsettled)
 
 
-def _times(matrix: sparse.csr_array, values: np.ndarray) -> np.ndarray:
+def _times(matrix: scipy.sparse.csr_array, values: np.ndarray) -> np.ndarray:
     return np.asarray(matrix @ values)
 
 
