@@ -38,6 +38,7 @@ class Options:
     quick: bool = False
     seed: int = 1
     memory: str | None = None
+    method: str | None = None
     draws: int | None = None
     chains: int | None = None
     warmup: int | None = None
@@ -57,6 +58,7 @@ class Plan:
     fit_warmup: int = 1000
     scores: tuple[str, ...] = ("log",)
     memory: str = "draws"
+    method: str = "mcmc"
 
     def quick(self) -> Plan:
         """A plan that takes seconds: its numbers are rough."""
@@ -88,7 +90,7 @@ def conduct(
         plan,
         **{
             key: getattr(options, key)
-            for key in ("draws", "chains", "warmup", "memory")
+            for key in ("draws", "chains", "warmup", "memory", "method")
             if getattr(options, key) is not None
         },
     )
@@ -114,6 +116,7 @@ def conduct(
             target_mcse=options.target_mcse,
             max_draws=max(2000, plan.draws),
             memory=plan.memory,
+            method=plan.method,
             seed=seed,
             progress=options.progress,
         )

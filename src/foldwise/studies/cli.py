@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import foldwise as fw
 from foldwise import studies
-from foldwise.crossval import MEMORIES
+from foldwise.crossval import MEMORIES, METHODS
 from foldwise.studies import output
 from foldwise.support.checks import resolve_seed
 
@@ -101,6 +101,7 @@ def _study(options: argparse.Namespace) -> None:
         quick=options.quick,
         seed=1 if options.seed is None else options.seed,
         memory=options.memory,
+        method=options.method,
         progress=options.progress,
         **{key: getattr(options, key) for key in _SAMPLING},
     )
@@ -113,7 +114,7 @@ def _run(options: argparse.Namespace) -> None:
         module = _import(file)
         models, folds = _models(module, file), _needed(module, file, "folds")
         settings = {**_settings(module, file), **(QUICK if options.quick else {})}
-        for key in (*_SAMPLING, "memory", "seed"):
+        for key in (*_SAMPLING, "memory", "method", "seed"):
             if getattr(options, key) is not None:
                 settings[key] = getattr(options, key)
         settings["seed"] = resolve_seed(settings.get("seed"))
@@ -405,6 +406,12 @@ def _add_sampling(command: argparse.ArgumentParser, seed: str) -> None:
     group = command.add_argument_group("how to run")
     group.add_argument("--quick", action="store_true", help="a fast look; numbers are rough")
     group.add_argument("--seed", type=_count(0), metavar="N", help=f"seed; {seed} if left out")
+    group.add_argument(
+        "--method",
+        choices=METHODS,
+        help="chains for every fold (mcmc), weights of full-data draws (importance), or chains "
+        "only where the weights can not be relied on (auto)",
+    )
     group.add_argument(
         "--memory",
         choices=MEMORIES,
