@@ -52,7 +52,11 @@ def test_groups_need_no_chains():
     assert (result.folds["status"] == "fine").all()
     assert "10 from 4,000 full-data draws" in str(result)
     assert "1 parameter shared by all rows; 10 cells of q[j]" in str(result)
-    assert "chains" not in str(result)
+    assert "chains" not in str(result) and "R-hat" not in str(result)
+    other = fw.cross_validate(
+        problem.model(), problem.folds, method="importance", seed=6, progress=False
+    )
+    assert "R-hat" not in str(fw.compare({"one": result, "two": other}))
 
 
 def test_a_fold_far_from_the_full_data_gets_chains():

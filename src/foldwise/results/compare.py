@@ -383,8 +383,9 @@ def _benchmark(named: dict[str, CVResult]) -> Float[np.ndarray, " replicate"]:
     """What R-hat-max over all models would be if their chains had mixed.
 
     The models' replicates are independent, so the largest of one from each is a replicate of the
-    maximum over all.
+    maximum over all. Empty where no model has chains.
     """
     arrays = [np.asarray(result.rhat_benchmark) for result in named.values()]
+    arrays = [array for array in arrays if array.size] or [np.zeros(0)]
     length = min(len(array) for array in arrays)
     return np.fmax.reduce([array[:length] for array in arrays])

@@ -36,10 +36,11 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     order = np.argsort(np.concatenate([part.test["index"] for part in parts]), kind="stable")
     counts = np.concatenate([np.diff(part.test["start"]) for part in parts])
     entries = concatenated_ranges(starts(counts), order)
+    benchmarks = [part.mixing.benchmark for part in parts if part.mixing.benchmark.size]
     mixing = replace(
         parts[0].mixing,
         rhat=np.concatenate([part.mixing.rhat for part in parts])[order],
-        benchmark=np.fmax.reduce([part.mixing.benchmark for part in parts]),
+        benchmark=np.fmax.reduce(benchmarks or [np.zeros(0)]),
     )
     names = list(parts[0].scores)
     scores = {name: _merge_score(parts, name, order, entries, mixing.limit) for name in names}
@@ -201,7 +202,7 @@ def _merge_info(parts: list[CVResult]) -> dict[str, Any]:
     for part in parts:
         for phase, spent in part.info["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + spent
-    stored = all(part.info["memory"] == "draws" for part in parts)
+    stored = all(part.draws is not None or not part.mixing.benchmark.size for part in parts)
     problems = [part.info.get("fit_problems", "") for part in parts]
     return {
         **info,

@@ -54,7 +54,8 @@ def comparison_text(comparison: Comparison) -> str:
         lines += _wrap(_no_verdict(comparison))
     elif models == 2:
         lines += _wrap(_pair_sentence(comparison))
-    lines += _wrap(f"Monte Carlo: {_ess(comparison.ess, comparison.score)}{mixing}")
+    ess = _ess(comparison.ess, comparison.score)
+    lines += _wrap(f"Monte Carlo: {ess}{mixing}".rstrip(", "))
     for note in [*_notes(comparison), *comparison.remarks]:
         lines += _wrap(f"- {note}")
     return "\n".join(lines)
@@ -317,8 +318,11 @@ def _mixing_text(
 ) -> str:
     """R-hat-max against what it would be if all chains had mixed.
 
-    Folds are flagged above ``limit``, which is said where it is lower than the benchmark.
+    Folds are flagged above ``limit``, which is said where it is lower than the benchmark. Results
+    without chains have neither.
     """
+    if not benchmark.size and np.isnan(rhat_max):
+        return ""
     if not np.isfinite(rhat_max) or not np.isfinite(benchmark).any():
         return f"R-hat-max {_fixed(rhat_max, 3)}"
     if share == 0:

@@ -40,7 +40,7 @@ def weighted_result(
     chosen = np.flatnonzero(found.used)
     part = folds[chosen]
     unknown = np.full(len(part), np.nan)
-    mixing = diagnostics.Mixing(unknown, np.full(diagnostics.REPLICATES, np.nan), draws)
+    mixing = diagnostics.Mixing(unknown, np.zeros(0), draws)
     scores = {
         name: _score(folds, fit, found, name, chosen, settings.chains * draws)
         for name in found.folds

@@ -286,7 +286,10 @@ class Mixing:
         At least 1.01: the benchmark of a few folds may be lower. Where chains mix so slowly that
         shuffled blocks still differ, the benchmark grows with them; so the limit is at most 1.1, or
         for short chains the R-hat of chain means that scatter as if only one in 20 draws counted.
+        NaN without a benchmark.
         """
+        if not self.benchmark.size:
+            return np.nan
         most = max(1.1, float(np.sqrt(1.0 + 20.0 / self.draws)))
         return max(min(float(np.quantile(self.benchmark, 0.99)), most), LEAST_RHAT_LIMIT)
 

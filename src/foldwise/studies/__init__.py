@@ -38,12 +38,12 @@ class Options:
     quick: bool = False
     seed: int = 1
     memory: str | None = None
-    method: str | None = None
     draws: int | None = None
     chains: int | None = None
     warmup: int | None = None
     target_mcse: float | None = None
     progress: bool = True
+    method: str | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Pl
     """Sizes and seconds of every phase, as in the paper's tables C2 to C4.
 
     ``prepare`` is starting points, metrics and step size; ``sample`` is the folds' warm-up and
-    draws, and the posteriors in between that bridges need.
+    draws, and the posteriors in between that bridges need; and the weights of full-data draws, for
+    folds that have no chains.
     """
     head = [
         "",
@@ -198,14 +199,12 @@ def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Pl
         total += fit.seconds
     for label, result in results.items():
         info, count = result.info, result.folds.sizes["fold"]
-        seconds = info["seconds"]
-        phases = [
-            seconds["prepare"] + seconds["tune"],
-            seconds["compile"],
-            seconds["folds"] + seconds["rungs"],
-        ]
+        of = {"prepare": ("prepare", "tune"), "compile": ("compile",)}
+        of["sample"] = ("folds", "rungs", "weights")
+        phases = [sum(info["seconds"].get(name, 0.0) for name in names) for names in of.values()]
         phases.append(sum(phases))
-        sizes = [count * info["chains"], count, info["warmup"], info["draws"]]
+        chained = int((result.folds["method"].values == "mcmc").sum())
+        sizes = [chained * info["chains"], chained, info["warmup"], info["draws"]]
         lines.append([f"folds, {label}", *map(str, sizes), *(f"{s:.1f}" for s in phases)])
         total += phases[-1]
         naive += fits[label].seconds * count
