@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 SUBJECTS = ("rats", "radon", "air", "wells")
-METHODS = ("foldwise", "paper", "nutpie", "numpyro", "psis")
+METHODS = ("foldwise", "auto", "paper", "nutpie", "numpyro", "psis")
 PARTS = (*SUBJECTS, "accuracy", "growth")
 LEFT_OUT = (30, 100, 300, 1000, 3000)
 GROUPS = (30, 100, 300, 1000)
@@ -34,6 +34,11 @@ TARGETS = {
     "rats: faster than nutpie refits": (5.0, "at least"),
     "radon: faster than nutpie refits": (20.0, "at least"),
     "air: faster than nutpie refits": (8.0, "at least"),
+    "rats: auto faster than nutpie refits": (8.0, "at least"),
+    "radon: auto faster than nutpie refits": (40.0, "at least"),
+    "wells: auto faster than nutpie refits": (500.0, "at least"),
+    "wells: auto against the full-data fit and PSIS": (1.6, "at most"),
+    "radon: auto, all folds against the two full-data fits": (0.4, "at most"),
     "rats: error of the difference, the paper's sampler against foldwise": (4.0, "at least"),
     "radon: CV of both models against the two full-data fits": (6.0, "at most"),
     "growth: exponent of time against folds": (1.1, "at most"),
@@ -251,6 +256,18 @@ def ratios_of(found):
         if {"foldwise", "nutpie"} <= set(found.get(name, {})):
             ratio = found[name]["nutpie"]["seconds"] / found[name]["foldwise"]["seconds"]
             ratios[f"{name}: faster than nutpie refits"] = ratio
+    for name in ("rats", "radon", "wells"):
+        if {"auto", "nutpie"} <= set(found.get(name, {})):
+            ratio = found[name]["nutpie"]["seconds"] / found[name]["auto"]["seconds"]
+            ratios[f"{name}: auto faster than nutpie refits"] = ratio
+    if {"auto", "psis"} <= set(found.get("wells", {})):
+        ratio = found["wells"]["auto"]["seconds"] / found["wells"]["psis"]["seconds"]
+        ratios["wells: auto against the full-data fit and PSIS"] = ratio
+    if "auto" in found.get("radon", {}):
+        whole = found["radon"]["auto"]
+        fits = float(whole["note"].split()[-2])
+        name = "radon: auto, all folds against the two full-data fits"
+        ratios[name] = (whole["seconds"] - fits) / fits
     if "accuracy" in found:
         rms = found["accuracy"]["rms"]
         name = "rats: error of the difference, the paper's sampler against foldwise"

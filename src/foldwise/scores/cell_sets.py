@@ -33,8 +33,9 @@ from foldwise.scores.cells import (
     rule,
 )
 
-# Two rules that differ by less than this many nats at every draw looked at agree.
-TOLERANCE = 1e-4
+# Two rules that differ by less than this many nats at every draw looked at agree. Errors of many
+# integrals may have one sign: all of them together must stay within the next.
+TOLERANCE, TOTAL_TOLERANCE = 1e-4, 0.01
 # Integrals that differ by more than this with where the search for the mode began have two modes.
 _ANOTHER_MODE = 1e-3
 # Sets of a cell that get nodes of their own without asking whether those of all rows would do.
@@ -248,6 +249,7 @@ class Values:
         self.model, self.structure, self.needs = model, structure, needs
         self.count = len(structure) + len(needs.cell) + len(needs.host)
         self.unsettled = np.zeros(self.count + model.n_obs, bool)
+        self.tolerance = min(TOLERANCE, TOTAL_TOLERANCE / max(self.count, 1))
         self.bent, self.passes = False, list[_Pass]()
         if len(structure):
             some = np.linspace(0, len(draws) - 1, draws_of_a_call(model)).astype(int)
@@ -397,7 +399,7 @@ class Values:
         for step in own:
             step.spread(self._integrals(draws, step, sizes[2]), values)
         off = np.abs(values[whole.derived_columns] - theirs[whole.derived_columns]).max(axis=1)
-        whole.used = np.flatnonzero(off <= TOLERANCE)
+        whole.used = np.flatnonzero(off <= self.tolerance)
         whole.derived_columns = self._column(sets[whole.used])
         return sets[whole.used]
 
@@ -412,7 +414,7 @@ class Values:
             step.spread(self._integrals(draws, step, size), values)
             with np.errstate(invalid="ignore"):
                 off = np.abs(values[columns] - before[columns])
-            agree = (off <= TOLERANCE) | (values[columns] == before[columns])
+            agree = (off <= self.tolerance) | (values[columns] == before[columns])
             level[columns] = np.where(agree.all(axis=1), np.minimum(level[columns], k), len(sizes))
             if (level[columns] < len(sizes)).all():
                 break

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from foldwise.models.evaluate import masked_log_density
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.support.runtime import compiled, lanes
@@ -199,12 +200,7 @@ class _Cells:
 
     def slope(self, q: Array) -> tuple[Array, Array]:
         """Gradient and Hessian blocks of the log prior and the rows that are kept."""
-
-        def density(flat: Array) -> Array:
-            rows = self.model.flat_log_likelihood(flat)
-            return self.model.flat_log_prior(flat) + jnp.where(self.keep, rows, 0.0).sum()
-
-        return self._slope(q, density)
+        return self._slope(q, lambda flat: masked_log_density(self.model, flat, self.keep)[0])
 
     def _slope(self, q: Array, density: Callable[[Array], Array]) -> tuple[Array, Array]:
         def one(flat: Array) -> tuple[Array, Array]:
