@@ -4,6 +4,7 @@ import warnings
 from functools import cache
 
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import pytest
 from problems import FarScale, autoregression, hierarchical, regression
@@ -205,6 +206,15 @@ def test_compared_exported_and_drawn():
     for figure in (fw.plot_rhat, fw.plot_rhat_max, fw.plot_pareto_k, fw.plot_ess):
         figure(mixed)
     fw.plot_chains(mixed, 0)
+
+    def words(figure):
+        return " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+    weights = weights_alone()[1]
+    assert "0 of 10 folds scored by weights" in words(fw.plot_pareto_k(weights))
+    assert "bridged" not in words(fw.plot_pareto_k(weights))
+    assert "0 of 7 folds scored by weights" in words(fw.plot_pareto_k(mixed))
+    assert "the 4,000 full-data draws" in words(fw.plot_ess(weights))
     with pytest.raises(ValueError, match="1"):
         fw.plot_chains(mixed, 1)
     with pytest.raises(ValueError, match="no fold has any"):

@@ -40,6 +40,12 @@ _RHAT_FLOOR = 1e-3
 _RHAT_TICKS = (1.001, 1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 6, 11, 51, 101, 1001)
 
 
+def _with_chains(result: CVResult) -> CVResult:
+    """The part of a result whose folds have chains."""
+    check_results(result)
+    return chains_alone(result)
+
+
 def plot_rhat(result: CVResult) -> Figure:
     """R-hat of every fold's log score against iterations; the largest at the end are named.
 
@@ -47,8 +53,7 @@ def plot_rhat(result: CVResult) -> Figure:
     line is the limit above which chains are said to disagree after all draws. The scale
     is that of log(R-hat - 1); values below 1.001 are drawn at 1.001. Needs stored draws.
     """
-    check_results(result)
-    result = chains_alone(result)
+    result = _with_chains(result)
     draws = stored_draws(result)
     names = result.folds["fold"].values
     lengths = lengths_up_to(draws.shape[2], int(result.info["batch"]), 40)
@@ -94,8 +99,7 @@ def plot_rhat_max(result: CVResult) -> Figure:
     500 replicates with shuffled blocks. A mark above its histogram says that some fold has not
     mixed. Of results without stored draws only the whole run is shown.
     """
-    check_results(result)
-    result = chains_alone(result)
+    result = _with_chains(result)
     found = [result.mixing]
     if result.draws is not None:
         draws = stored_draws(result)
@@ -179,8 +183,7 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
     A stuck chain is a flat line, a shifted one runs beside the others. ``fold`` is the fold's name.
     Needs stored draws.
     """
-    check_results(result)
-    result = chains_alone(result)
+    result = _with_chains(result)
     draws = stored_draws(result)
     names = result.folds["fold"].values
     k = _position(names, fold)

@@ -96,7 +96,10 @@ def plot_ess(result: CVResult, score: str | None = None) -> Figure:
     chosen = result.score(main_score(result, score))
     values = chosen.folds["ess"].values
     need_values(values, chosen, "effective draws are")
-    limit, drawn = diagnostics.ESS_LIMIT, result.info["chains"] * result.info["draws"]
+    limit, info = diagnostics.ESS_LIMIT, result.info
+    drawn, whose = info["chains"] * info["draws"], "draws of a fold"
+    if (chosen.folds["estimator"].values == "weights").all():
+        drawn, whose = info["fit_draws"], "full-data draws"
     few = int((values < limit).sum())
     with styled_figure() as figure:
         colours = np.where(values < limit, RED, BLUE)
@@ -112,22 +115,23 @@ def plot_ess(result: CVResult, score: str | None = None) -> Figure:
             figure,
             f"{few} of {len(values)} folds have fewer than {limit:.0f} effective draws (dashed)"
             f"{not_drawn(values)}",
-            f"dotted: the {drawn:,} draws of a fold",
+            f"dotted: the {drawn:,} {whose}",
         )
     return figure
 
 
 def plot_pareto_k(result: CVResult, score: str | None = None) -> Figure:
-    """Shape k of the Pareto tail of each fold's predictive density, heaviest first.
+    """Shape k of the Pareto tail of each fold's predictive density or weights, heaviest first.
 
-    Above 0.7 the plain mean over draws and its error are not to be trusted (filled marks); the
-    bridge (hollow marks) does not depend on the tail.
+    Above 0.7 the plain mean over draws, or over weighted full-data draws, and its error are not to
+    be trusted (filled marks); the bridge (hollow marks) does not depend on the tail.
     """
     check_results(result)
     chosen = result.score(main_score(result, score))
     table, values = chosen.folds, chosen.folds["pareto_k"].values
     need_values(values, chosen, "Pareto k is")
-    bridged = table["estimator"].values != "mean"
+    bridged = table["estimator"].values == "bridge"
+    weighted = int((table["estimator"].values == "weights").sum())
     limit = diagnostics.PARETO_LIMIT
     heavy = values > limit
     with styled_figure() as figure:
@@ -140,9 +144,12 @@ def plot_pareto_k(result: CVResult, score: str | None = None) -> Figure:
         axes[-1].set_xlabel("Pareto k")
         lines = []
         if not bridged.all():
+            others = int((~bridged).sum())
+            by = "weights" if weighted == others else "the plain mean"
+            by += f" or, {weighted} of them, weights" if 0 < weighted < others else ""
             lines.append(
                 f"k over {limit:g} (dashed) in {int((heavy & ~bridged).sum())} of "
-                f"{int((~bridged).sum())} folds scored by the plain mean"
+                f"{others} folds scored by {by}"
             )
         if bridged.any():
             lines.append(
