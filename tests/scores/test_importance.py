@@ -202,6 +202,12 @@ def test_the_limit_of_pareto_k():
     assert k_limit(10**6) == 0.7
 
 
+def test_uneven_weights():
+    k = np.array([0.3, 0.55, 0.55, 0.75, np.nan])
+    ess = np.array([60.0, 150.0, 900.0, 900.0, 900.0])
+    assert importance.uneven(k, ess, 4000).tolist() == [False, True, False, True, True]
+
+
 # ---------------------------------------------------------------- in pieces
 
 

@@ -17,7 +17,7 @@ from foldwise.results.totals import finish_score
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.run import Settings
 from foldwise.scores import diagnostics
-from foldwise.scores.importance import Importance, Ratio, k_limit
+from foldwise.scores.importance import Importance, Ratio, uneven
 from foldwise.scores.rules import find_rule
 
 if TYPE_CHECKING:
@@ -148,12 +148,12 @@ def _row_table(ratio: Ratio, full: np.ndarray, folds: Folds) -> xr.Dataset:
 def _status(
     fit: Fit, found: Importance, value: np.ndarray, effective: np.ndarray, chosen: np.ndarray
 ) -> np.ndarray:
-    few = np.minimum(effective, found.weight_ess[chosen])
+    draws, few = len(found.draws.positions), np.minimum(effective, found.weight_ess[chosen])
     conditions = {
         "not finite": ~np.isfinite(value),
         "cut off": found.cut_off[chosen],
         "integrals not settled": found.unsettled[chosen],
-        "uneven weights": ~(found.pareto_k <= k_limit(len(found.draws.positions)))[chosen],
+        "uneven weights": uneven(found.pareto_k, found.weight_ess, draws)[chosen],
         "few effective draws": few < diagnostics.ESS_LIMIT,
         "fit not settled": np.full(len(chosen), not fit.settled),
     }

@@ -32,6 +32,8 @@ from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT, series_variance
 _VALUES = 2**25
 # The same of what is smoothed at once, in several arrays that should stay in the cache.
 _BLOCK_VALUES = 2**20
+# Pareto k up to which weights have a variance, and equal weights that those of more must be worth.
+_FINITE_VARIANCE, _MANY = 0.5, 400.0
 # How much farther than the draws, and from how many of them, rows of density zero are looked for.
 _WIDER, _WIDER_DRAWS = 2.0, 200
 
@@ -110,6 +112,19 @@ def k_limit(draws: int) -> float:
     return min(PARETO_LIMIT, 1.0 - 1.0 / np.log10(draws))
 
 
+def uneven(
+    k: Float[np.ndarray, " fold"], weight_ess: Float[np.ndarray, " fold"], draws: int
+) -> Bool[np.ndarray, " fold"]:
+    """Folds whose weights are too uneven to be relied on.
+
+    Those with a Pareto k over its limit; and over ``_FINITE_VARIANCE`` already where fewer than
+    ``_MANY`` equal weights are worth as much. Weights then have no variance that their errors could
+    be taken from, and k itself is uncertain: of 60 runs with a fold that has k of about 1, three
+    found k at 0.57 to 0.69 with 90 to 160 such weights, and scores 8 errors off.
+    """
+    return ~((k <= _FINITE_VARIANCE) | ((k <= k_limit(draws)) & (weight_ess >= _MANY)))
+
+
 def by_importance(
     model: Model,
     structure: Structure,
@@ -183,7 +198,7 @@ def _block(
     ratio, influence = _ratio(weight, found.tested, draws)
     used = np.isfinite(ratio.value)
     if not everything:
-        used &= (k <= k_limit(len(draws.positions))) & (weight_ess >= ESS_LIMIT)
+        used &= ~uneven(k, weight_ess, len(draws.positions)) & (weight_ess >= ESS_LIMIT)
         used &= ~found.cut_off & ~found.unsettled
     total = folds.fold_weight[used] @ influence[used]
     by_name, influences = dict.fromkeys(scores, ratio), dict.fromkeys(scores, total)
