@@ -37,7 +37,7 @@ from foldwise.sampling.tuning import (
 )
 from foldwise.scores import bridge, cells, needs, recording
 from foldwise.scores.evidence import Evidence, FullData, Pace
-from foldwise.scores.importance import FullDraws, Importance, by_importance
+from foldwise.scores.importance import FullSample, Importance, by_importance
 from foldwise.scores.logscore import ESTIMATORS
 from foldwise.scores.rules import LOG_SCORES
 from foldwise.scores.sums import GRID, RunningSums, Watch
@@ -247,7 +247,7 @@ def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, d
     began = time.perf_counter()
     bar.start("importance weights of the folds")
     by_chain, length = partner_draws(fit, 1)
-    draws = FullDraws(by_chain.reshape(-1, model.dimension), len(by_chain), length)
+    draws = FullSample(by_chain.reshape(-1, model.dimension), len(by_chain), length)
     structure = find_cells(model, draws.positions)
     found = by_importance(model, structure, folds, draws, settings.scores, everything)
     return found, {"fit": task.fit_seconds, "weights": time.perf_counter() - began}

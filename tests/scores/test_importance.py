@@ -15,7 +15,7 @@ from problems import LinearProblem, regression
 import foldwise as fw
 from foldwise.models.structure import find_cells
 from foldwise.scores import importance
-from foldwise.scores.importance import FullDraws, by_importance, k_limit, smoothed
+from foldwise.scores.importance import FullSample, by_importance, k_limit, smoothed
 
 SIZES = np.array([2, 3, 4, 6, 8])
 GROUP = np.repeat(np.arange(len(SIZES)), SIZES)
@@ -51,14 +51,14 @@ def model_of(problem):
     return model, find_cells(model, posterior(problem, 0).positions)
 
 
-def posterior(problem, seed, draws=DRAWS) -> FullDraws:
+def posterior(problem, seed, draws=DRAWS) -> FullSample:
     """Exact draws of the full-data posterior."""
     of = problem()
     precision = of.X.T @ of.X / of.noise**2 + np.diag(1 / of.prior**2)
     covariance = np.linalg.inv(precision)
     mean = covariance @ of.X.T @ of.y / of.noise**2
     positions = np.random.default_rng([seed, 7]).multivariate_normal(mean, covariance, draws)
-    return FullDraws(positions, CHAINS, 10)
+    return FullSample(positions, CHAINS, 10)
 
 
 def scores(name, seed, scores=BOTH, everything=True):

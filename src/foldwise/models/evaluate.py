@@ -199,7 +199,7 @@ def rows_at(
     model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
     """Log prior and row log likelihoods at flat positions, a batch of them at a time."""
-    yield from _in_batches(*rows_program(model), flat)
+    yield from in_batches(*rows_program(model), flat)
 
 
 def rows_program(model: Rows) -> tuple[Any, int]:
@@ -215,7 +215,7 @@ def derivatives_at(
     model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
     """First and second derivatives of row log densities by the observed values, likewise."""
-    yield from _in_batches(*_batch_program(model, "derivatives", model.flat_derivatives), flat)
+    yield from in_batches(*_batch_program(model, "derivatives", model.flat_derivatives), flat)
 
 
 def _batch_program(
@@ -231,11 +231,9 @@ def _batch_program(
     return compiled(model, what, evaluate, shape, ()), batch
 
 
-def _in_batches(
-    program: Any, batch: int, flat: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def in_batches(program: Any, batch: int, flat: np.ndarray, shared: Any = ()) -> Iterator[Any]:
+    """What ``program`` gives at flat positions, ``batch`` of them in a call."""
     for first in range(0, len(flat), batch):
         part = flat[first : first + batch]
         padded = np.resize(part, (batch, part.shape[1]))
-        one, two = program(padded, ())
-        yield one[: len(part)], two[: len(part)]
+        yield tuple(found[: len(part)] for found in program(padded, shared))

@@ -13,7 +13,7 @@ from foldwise.results.identity import check_one_identity
 from foldwise.results.result import CVResult, Score
 from foldwise.results.totals import finish_score
 from foldwise.scores import diagnostics
-from foldwise.scores.diagnostics import series_variance
+from foldwise.scores.diagnostics import shared_variance
 from foldwise.scores.rules import LOG_SCORES
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def merge_full(parts: list[CVResult], scores: list[Score]) -> tuple[np.ndarray, 
             variance += scores[members[0]].full_variance
             continue
         influence = np.sum([scores[k].full_influence for k in members], axis=0)
-        by_chain = influence.reshape(parts[members[0]].info["fit_chains"], -1)
-        variance += float(series_variance(by_chain, parts[members[0]].info.get("fit_batch")))
+        info = parts[members[0]].info
+        variance += float(shared_variance(influence, info["fit_chains"], info.get("fit_batch")))
     return (influence if len(shared) == 1 else np.zeros(0)), variance
 
 

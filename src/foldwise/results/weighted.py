@@ -243,8 +243,9 @@ def _score_alone(result: CVResult, name: str, chosen: np.ndarray, entries: np.nd
     influence, variance = both.full_influence, both.full_variance
     if influence.size:
         influence = influence - without.score(name).full_influence
-        by_chain = influence.reshape(info["fit_chains"], -1)
-        variance = float(diagnostics.series_variance(by_chain, info["fit_batch"]))
+        variance = float(
+            diagnostics.shared_variance(influence, info["fit_chains"], info["fit_batch"])
+        )
     return finish_score(
         name,
         both.folds.isel(fold=chosen),

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from foldwise.models.evaluate import masked_log_density
+from foldwise.models.evaluate import in_batches, masked_log_density
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.support.runtime import compiled, lanes
@@ -114,12 +114,7 @@ def log_integrals(
     ``bent`` says that the conditional prior is not normal.
     """
     program, batch = _program(model, structure, derived, bent)
-    found = []
-    for first in range(0, len(draws), batch):
-        part = draws[first : first + batch]
-        padded = np.resize(part, (batch, part.shape[1]))
-        pieces = program(padded, (keep, nodes, derived))
-        found.append([piece[: len(part)] for piece in pieces])
+    found = in_batches(program, batch, draws, (keep, nodes, derived))
     return Integrals(*(np.concatenate(parts).T for parts in zip(*found, strict=True)))
 
 

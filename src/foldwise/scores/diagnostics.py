@@ -240,6 +240,14 @@ def series_variance(
     return batch_means_variance(block_means(series, length), length, draws)
 
 
+def shared_variance(
+    influence: Float[np.ndarray, "... draw"], chains: int, length: int | None
+) -> Float[np.ndarray, " ..."]:
+    """Monte Carlo variance of a mean over draws of ``chains`` chains that follow one another."""
+    by_chain = influence.reshape(*influence.shape[:-1], chains, -1)
+    return series_variance(by_chain, length)
+
+
 def rhat(
     total: Float[np.ndarray, "... chain"],
     square: Float[np.ndarray, "... chain"],

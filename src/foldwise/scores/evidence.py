@@ -11,7 +11,7 @@ from foldwise.folds.folds import Folds
 from foldwise.scores.diagnostics import (
     batch_means_variance,
     joined_blocks,
-    series_variance,
+    shared_variance,
     slow_limit,
     slowest_time,
 )
@@ -39,8 +39,7 @@ class FullData:
 
     def variance(self, influence: Float[np.ndarray, "... draw"]) -> Float[np.ndarray, " ..."]:
         """Monte Carlo variance of a mean over the full-data draws."""
-        by_chain = influence.reshape(*influence.shape[:-1], self.chains, -1)
-        return series_variance(by_chain, self.length)
+        return shared_variance(influence, self.chains, self.length)
 
 
 # What the draws of a fold contribute to the Hyvarinen score of the fold whose partner it is.

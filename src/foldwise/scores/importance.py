@@ -26,7 +26,7 @@ from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.cell_sets import Needs, Values, needs_of
-from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT, series_variance
+from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT, shared_variance
 
 # Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each).
 _VALUES = 2**25
@@ -38,7 +38,7 @@ _FINITE_VARIANCE, _MANY = 0.5, 400.0
 _WIDER, _WIDER_DRAWS = 2.0, 200
 
 
-class FullDraws(NamedTuple):
+class FullSample(NamedTuple):
     """Full-data draws, ``chains`` chains one after another, in batches of ``length`` for errors."""
 
     positions: Float[np.ndarray, "draw d"]
@@ -47,8 +47,7 @@ class FullDraws(NamedTuple):
 
     def variance(self, influence: Float[np.ndarray, "... draw"]) -> Float[np.ndarray, " ..."]:
         """Monte Carlo variance of a mean over the draws."""
-        by_chain = influence.reshape(*influence.shape[:-1], self.chains, -1)
-        return series_variance(by_chain, self.length)
+        return shared_variance(influence, self.chains, self.length)
 
 
 @dataclass(frozen=True)
@@ -61,22 +60,6 @@ class Ratio:
     value: Float[np.ndarray, " unit"]
     variance: Float[np.ndarray, " unit"]
     spread: Float[np.ndarray, " unit"]
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Scores of some folds by importance sampling; :class:`Importance` says what is what."""
-
-    pareto_k: Float[np.ndarray, " fold"]
-    weight_ess: Float[np.ndarray, " fold"]
-    cut_off: Bool[np.ndarray, " fold"]
-    unsettled: Bool[np.ndarray, " fold"]
-    used: Bool[np.ndarray, " fold"]
-    folds: dict[str, Ratio]
-    rows: Ratio
-    influence: dict[str, Float[np.ndarray, " draw"]]
-    full_folds: Float[np.ndarray, " fold"]
-    full_rows: Float[np.ndarray, " row"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +76,7 @@ class Importance:
     full-data posterior itself.
     """
 
-    draws: FullDraws
+    draws: FullSample
     structure: Structure
     pareto_k: Float[np.ndarray, " fold"]
     weight_ess: Float[np.ndarray, " fold"]
@@ -129,7 +112,7 @@ def by_importance(
     model: Model,
     structure: Structure,
     folds: Folds,
-    draws: FullDraws,
+    draws: FullSample,
     scores: tuple[str, ...],
     everything: bool,
 ) -> Importance:
@@ -148,8 +131,10 @@ def by_importance(
         values = Values(model, structure, needs, draws.positions)
         found = _evaluate(values, needs, some, draws, impossible)
         for block in _pieces(per_fold[piece], _BLOCK_VALUES // len(draws.positions)):
-            parts.append(_block(found.of(block, some), some[block], draws, scores, everything))
-    return _joined(parts, draws, structure)
+            parts.append(
+                _block(found.of(block, some), some[block], draws, structure, scores, everything)
+            )
+    return _joined(parts)
 
 
 def _pieces(sizes: Int[np.ndarray, " fold"], most: int) -> list[Int[np.ndarray, " fold"]]:
@@ -187,10 +172,11 @@ class _Evaluated(NamedTuple):
 def _block(
     found: _Evaluated,
     folds: Folds,
-    draws: FullDraws,
+    draws: FullSample,
+    structure: Structure,
     scores: tuple[str, ...],
     everything: bool,
-) -> _Block:
+) -> Importance:
     """Scores of some folds from what was evaluated for them."""
     weight, k = smoothed(found.left_out)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -206,7 +192,9 @@ def _block(
     if found.rows is not None:
         of_folds, of_rows, total = _by_row(weight, found.rows, folds, draws, used)
         by_name["log_pointwise"], influences["log_pointwise"] = of_folds, total
-    return _Block(
+    return Importance(
+        draws,
+        structure,
         k,
         weight_ess,
         found.cut_off,
@@ -220,7 +208,7 @@ def _block(
     )
 
 
-def _impossible_rows(model: Model, draws: FullDraws) -> Bool[np.ndarray, " row"]:
+def _impossible_rows(model: Model, draws: FullSample) -> Bool[np.ndarray, " row"]:
     """Rows whose density is zero, or no number, close to the draws.
 
     Looked at where draws would be if they scattered ``_WIDER`` times as far from their mean. The
@@ -239,7 +227,7 @@ def _evaluate(
     values: Values,
     needs: Needs,
     folds: Folds,
-    draws: FullDraws,
+    draws: FullSample,
     impossible: Bool[np.ndarray, " row"],
 ) -> _Evaluated:
     """What is needed of some folds, at all draws."""
@@ -310,7 +298,7 @@ def smoothed(
 
 
 def _ratio(
-    weight: Float[np.ndarray, "unit draw"], t: Float[np.ndarray, "unit draw"], draws: FullDraws
+    weight: Float[np.ndarray, "unit draw"], t: Float[np.ndarray, "unit draw"], draws: FullSample
 ) -> tuple[Ratio, Float[np.ndarray, "unit draw"]]:
     """log of sum w exp(t) / sum w for log weights that sum to one, and the draws' influences."""
     count = weight.shape[1]
@@ -328,7 +316,7 @@ def _by_row(
     weight: Float[np.ndarray, "fold draw"],
     rows: Float[np.ndarray, "row draw"],
     folds: Folds,
-    draws: FullDraws,
+    draws: FullSample,
     used: Bool[np.ndarray, " fold"],
 ) -> tuple[Ratio, Ratio, Float[np.ndarray, " draw"]]:
     """Sums over each fold's test rows, the test rows, and the total's influences.
@@ -344,7 +332,7 @@ def _by_row(
     return of_folds, of_rows, folds.test_weight[keep] @ influence[keep]
 
 
-def _joined(parts: list[_Block], draws: FullDraws, structure: Structure) -> Importance:
+def _joined(parts: list[Importance]) -> Importance:
     """One record of the folds of all parts, which have the same draws."""
 
     def joined(name: str) -> np.ndarray:
@@ -352,8 +340,8 @@ def _joined(parts: list[_Block], draws: FullDraws, structure: Structure) -> Impo
 
     names = list(parts[0].folds)
     return Importance(
-        draws,
-        structure,
+        parts[0].draws,
+        parts[0].structure,
         joined("pareto_k"),
         joined("weight_ess"),
         joined("cut_off"),
