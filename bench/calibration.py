@@ -77,6 +77,7 @@ def run(problem, model, seed, scores, estimator, memory, fit):
         memory=memory,
         seed=seed,
         progress=False,
+        method="mcmc",
     )
     for name in scores:
         score = result.score(name)

@@ -91,7 +91,14 @@ def accuracy(seeds):
             fit = fw.fit(model, chains=8, draws=2000, seed=own, progress=False)
             results.append(
                 fw.cross_validate(
-                    model, subject.folds, fit, chains=8, draws=500, seed=own, progress=False
+                    model,
+                    subject.folds,
+                    fit,
+                    chains=8,
+                    draws=500,
+                    method="mcmc",
+                    seed=own,
+                    progress=False,
                 )
             )
         errors["foldwise"].append(results[0].elpd - results[1].elpd - exact)
@@ -109,7 +116,7 @@ def growth():
 
     import foldwise as fw
 
-    settings = {"draws": 50, "warmup": 26, "seed": 1, "progress": False}
+    settings = {"draws": 50, "warmup": 26, "method": "mcmc", "seed": 1, "progress": False}
     model, group = growth_model(max(LEFT_OUT))
     folds, fit = fw.leave_group_out(group), fw.fit(model, seed=1, progress=False)
     series = {"left_out": {}, "groups": {}}

@@ -60,7 +60,7 @@ def main():
 
     runtime.Program = counting
     began = time.perf_counter()
-    results = fw.cross_validate(members, folds, seed=1, progress=False)
+    results = fw.cross_validate(members, folds, seed=1, progress=False, method="mcmc")
     seconds = time.perf_counter() - began
     runtime.Program = original
     print(fw.compare(results))
@@ -74,7 +74,7 @@ def main():
         + ", ".join(f"{phase} {spent:.0f}" for phase, spent in phases.items())
         + f"); {len(made)} programs compiled, {len(set(made))} of them different"
     )
-    alone = fw.cross_validate(toy.model(data, 4, "A"), folds, seed=3, progress=False)
+    alone = fw.cross_validate(toy.model(data, 4, "A"), folds, seed=3, progress=False, method="mcmc")
     whole = results["x0+x1+x2+x3"]
     z = (whole.elpd - alone.elpd) / np.hypot(whole.mcse, alone.mcse)
     print(f"full model {whole.elpd:.1f} ({whole.mcse:.2f}), on its own {alone.elpd:.1f} "

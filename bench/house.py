@@ -75,7 +75,9 @@ def crossings():
     threading.setprofile(watch)
     sys.setprofile(watch)
     try:
-        fw.cross_validate(problem.model(), folds, scores="log", seed=1, progress=False)
+        fw.cross_validate(
+            problem.model(), folds, scores="log", seed=1, progress=False, method="mcmc"
+        )
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -86,8 +86,7 @@ def foldwise(subject, seed, method="mcmc"):
             model, subject.folds, method=method, seed=100 * seed + k, progress=False
         )
         found.elpd[label], found.mcse[label] = result.folds["elpd"].values, result.mcse
-        if result.run is not None:
-            found.gradients_once += result.info["gradients"] + result.run.fit.gradients
+        found.gradients_once += result.info["gradients"] + result.info["fit_gradients"]
         fits += result.info["seconds"]["fit"]
     found.once, found.compile = time.perf_counter() - began, sum(waiting)
     found.note = f"of which full-data fits {fits:.1f} s"

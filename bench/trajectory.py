@@ -52,7 +52,14 @@ def main():
             times = []
             for seed in range(arguments.seeds):
                 result = fw.cross_validate(
-                    model, folds, fit, draws=draws, estimator="mean", seed=seed, progress=False
+                    model,
+                    folds,
+                    fit,
+                    draws=draws,
+                    estimator="mean",
+                    seed=seed,
+                    progress=False,
+                    method="mcmc",
                 )
                 times.append(autocorrelation_times(result))
             time = np.mean(times, axis=0)

@@ -23,7 +23,10 @@ runs may have a flag (again with an allowance for one problem, none for all toge
 than 1.1 times the gradients that the same seeds took before errors followed slow chains.
 
     python bench/trust.py [--seeds 20] [--problems "schools; level, centred"] [--settings short]
+                          [--method auto]
     python bench/trust.py --healthy [--seeds 20] [--problems regression]
+
+``--method mcmc``, chains for every fold, unless another is asked for.
 """
 
 import argparse
@@ -83,6 +86,7 @@ def run(problem, model, exact, seed, settings):
     """What one run found, beside the exact answers."""
     began = time.perf_counter()
     result = fw.cross_validate(model, problem.folds, seed=seed, progress=False, **settings)
+    by_weights = result.folds["method"].values == "importance"
     known = np.isfinite(exact)
     table = result.folds.isel(fold=known)
     return {
@@ -93,8 +97,9 @@ def run(problem, model, exact, seed, settings):
         "total": result.elpd,
         "mcse": result.mcse,
         "flagged": len(result.flagged["fold"]) > 0,
-        "gradients": result.info["gradients"] + result.run.fit.gradients,
+        "gradients": result.info["gradients"] + result.info["fit_gradients"],
         "seconds": time.perf_counter() - began,
+        "weights": float(by_weights.mean()),
     }
 
 
@@ -176,7 +181,7 @@ def show(setting, s) -> bool:
     return "FAILED" in found.values()
 
 
-def trust(chosen, settings, seeds) -> bool:
+def trust(chosen, settings, seeds, method) -> bool:
     """The table of the hard problems; whether a limit is broken."""
     print(
         f"  {'setting':9}{'fine':>6}{'rms z':>7}{'worst':>7}{'beyond':>8}{'unflagged':>10}"
@@ -191,7 +196,8 @@ def trust(chosen, settings, seeds) -> bool:
         for setting in settings:
             records = []
             for seed in range(seeds):
-                records.append(run(problem, model, exact, seed, SETTINGS[setting]))
+                how = {"method": method, **SETTINGS[setting]}
+                records.append(run(problem, model, exact, seed, how))
                 progress(f"{name}, {setting}, seed {seed}", records[-1])
             failed |= show(setting, summarise(records))
             every += records
@@ -208,7 +214,7 @@ def progress(what, record) -> None:
     print(
         f"{what}: {record['total']:.2f} ({record['mcse']:.2f}), {fine.sum()} of {len(fine)} fine, "
         f"rms z of these {rms(record['z'][fine]):.2f}, total z {record['total_z']:.1f}, "
-        f"{record['seconds']:.0f} s",
+        f"{record['weights']:.2f} by weights, {record['seconds']:.0f} s",
         file=sys.stderr,
         flush=True,
     )
@@ -222,9 +228,11 @@ def healthy(chosen, seeds) -> bool:
         problem = HEALTHY[name]()
         model, gradients = problem.model(), []
         for seed in range(seeds):
-            result = fw.cross_validate(model, problem.folds, seed=seed, progress=False)
+            result = fw.cross_validate(
+                model, problem.folds, seed=seed, method="mcmc", progress=False
+            )
             flags.append(len(result.flagged["fold"]) > 0)
-            gradients.append(result.info["gradients"] + result.run.fit.gradients)
+            gradients.append(result.info["gradients"] + result.info["fit_gradients"])
         share, spent = float(np.mean(flags[-seeds:])), np.mean(gradients) / 1000
         found = [verdict(share, MOST_FLAGGED, most_share(seeds, MOST_FLAGGED))]
         ratio = spent / BEFORE[name]
@@ -254,12 +262,14 @@ def main():
     parser.add_argument("--problems", default="", help="parts of names, with semicolons")
     parser.add_argument("--healthy", action="store_true", help="the easy problems instead")
     parser.add_argument("--settings", default="", help="of default; short; long")
+    parser.add_argument("--method", default="mcmc", choices=["auto", "importance", "mcmc"])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.healthy:
         sys.exit(healthy(matching(HEALTHY, arguments.problems), arguments.seeds))
     chosen = matching(PROBLEMS, arguments.problems)
-    sys.exit(trust(chosen, matching(SETTINGS, arguments.settings), arguments.seeds))
+    settings = matching(SETTINGS, arguments.settings)
+    sys.exit(trust(chosen, settings, arguments.seeds, arguments.method))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 import h5py
 import numpy as np
 import problems
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.results.result import CVResult
@@ -28,7 +29,7 @@ class Case:
 
     def run(self, folds=None, **options) -> CVResult:
         options = {"fit": self.fit, "seed": 5, "draws": 60, "progress": False, **options}
-        return fw.cross_validate(self.model, folds or self.problem.folds, **options)
+        return by_chains(self.model, folds or self.problem.folds, **options)
 
 
 def same_bits(a, b):

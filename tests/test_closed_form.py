@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-import foldwise as fw
+from problems import by_chains
 
 CASES = [
     ("normal_mean", "log", "mean"),
@@ -31,7 +30,7 @@ def results(prepared, seed):
         key = (name, score, estimator, memory)
         if key not in done:
             problem, model, fit = prepared(name)
-            done[key] = fw.cross_validate(
+            done[key] = by_chains(
                 model,
                 problem.folds,
                 fit=fit,

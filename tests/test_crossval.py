@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.results.result import FoldWarning
@@ -13,7 +14,7 @@ from foldwise.sampling import blocks as sampler_module
 def run(prepared, name="regression", **arguments):
     problem, model, fit = prepared(name)
     settings = {"folds": problem.folds, "fit": fit, "seed": 1, "progress": False, **arguments}
-    return fw.cross_validate(model, **settings)
+    return by_chains(model, **settings)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_bad_arguments(prepared, bad, kind, message):
 def test_model_must_be_a_model(prepared):
     problem, _, _ = prepared("regression")
     with pytest.raises(TypeError, match=r"model must be a foldwise\.Model, got function"):
-        fw.cross_validate(lambda x: x, problem.folds)
+        by_chains(lambda x: x, problem.folds)
 
 
 def test_default_scores(prepared):
@@ -191,7 +192,7 @@ def test_zero_density_is_a_number():
     model = fw.Model(lambda mu: -0.5 * mu**2 / 9, log_likelihood, limit - 1.0, n_obs=40)
     folds = fw.leave_one_out(40)[:1]
     with pytest.warns(FoldWarning, match="not finite"):
-        result = fw.cross_validate(
+        result = by_chains(
             model, folds, estimator="mean", seed=1, progress=False, draws=1000, batch=20
         )
     # the score is log Pr(mu < limit) under N(mean, 1 / precision)
@@ -215,9 +216,7 @@ def test_an_impossible_row_does_not_stop_the_others(memory):
         n_obs=15,
     )
     with pytest.warns(FoldWarning, match="not finite"):
-        result = fw.cross_validate(
-            model, fw.leave_one_out(15), memory=memory, seed=1, progress=False
-        )
+        result = by_chains(model, fw.leave_one_out(15), memory=memory, seed=1, progress=False)
     assert result.folds["status"].values[14] == "not finite"
     assert np.isfinite(result.folds["elpd"].values[:14]).all() and np.isfinite(result.elpd)
 
@@ -227,7 +226,7 @@ def test_a_poor_fit_is_said_in_the_result(prepared):
 
     problem, model, fit = prepared("regression")
     poor = replace(fit, divergences=7)
-    result = fw.cross_validate(model, problem.folds, fit=poor, seed=1, progress=False)
+    result = by_chains(model, problem.folds, fit=poor, seed=1, progress=False)
     assert "check the full-data fit first: 7 divergent transitions" in str(result)
 
 
@@ -245,7 +244,7 @@ def test_a_fold_is_flagged_when_the_draws_it_borrows_are_bad(prepared, tamper):
     problem, model, fit = prepared("autoregression")
     tamper(7, 2, slice(None), -1.0)
     with pytest.warns(FoldWarning, match=r"partner in trouble: 1 of 36 folds \(10\)"):
-        result = fw.cross_validate(model, problem.folds, fit=fit, seed=1, progress=False)
+        result = by_chains(model, problem.folds, fit=fit, seed=1, progress=False)
     names = result.flagged["fold"].values.tolist()
     status = dict(zip(names, result.flagged["status"].values.tolist(), strict=True))
     assert status == {names[0]: "partner in trouble", names[1]: "stuck chain"}

@@ -8,6 +8,7 @@ import cloudpickle
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 
@@ -16,7 +17,7 @@ ELSEWHERE = """
 import pickle, sys
 import foldwise as fw
 model, folds, fit, settings = pickle.load(open(sys.argv[1], "rb"))
-result = fw.cross_validate(model, folds, fit, **settings)
+result = fw.cross_validate(model, folds, fit, method="mcmc", **settings)
 pickle.dump((result, folds, fit, fw.compare({"a": result, "b": result})), open(sys.argv[2], "wb"))
 """
 
@@ -32,7 +33,7 @@ def used():
     model = fw.Model(lambda mu: -0.5 * mu**2, None, 0.0, 12, None, row_log_density, y, name="mean")
     folds = fw.k_fold(12, 4, seed=1)
     fit = fw.fit(model, draws=100, warmup=100, seed=1, progress=False)
-    return model, folds, fit, fw.cross_validate(model, folds, fit, **SETTINGS)
+    return model, folds, fit, by_chains(model, folds, fit, **SETTINGS)
 
 
 def equal(one, two):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 from foldwise import datasets
@@ -58,14 +59,14 @@ def air_study():
 def leave_one_out():
     problem = problems.regression()
     scores = ("log", "crps", "hyvarinen", "dss")
-    return fw.cross_validate(problem.model(), problem.folds, scores=scores, **SETTINGS)
+    return by_chains(problem.model(), problem.folds, scores=scores, **SETTINGS)
 
 
 def online():
     problem = problems.autoregression()
     model = problem.model()
     fit = normal_fit(model, 0.0, 0.1)
-    return fw.cross_validate(model, problem.folds, fit, memory="online", **SETTINGS)
+    return by_chains(model, problem.folds, fit, memory="online", **SETTINGS)
 
 
 def family():
@@ -81,7 +82,7 @@ def family():
 
     init = {"beta": np.zeros(2)}
     both = fw.model_family(log_prior, log_likelihood, init, 24, [[1.0, 1.0], [1.0, 0.0]])
-    return next(iter(fw.cross_validate(both, fw.k_fold(24, 4, seed=1), **SETTINGS).values()))
+    return next(iter(by_chains(both, fw.k_fold(24, 4, seed=1), **SETTINGS).values()))
 
 
 STUDIES = {"demo": demo, "rats": rats_study, "air": air_study}
@@ -90,7 +91,7 @@ RUNS = {"leave-one-out": leave_one_out, "family": family, "online": online}
 
 def study(name, known):
     model, folds = STUDIES[name]()
-    return fw.cross_validate(model, folds, normal_fit(model, *known["moments"][name]), **SETTINGS)
+    return by_chains(model, folds, normal_fit(model, *known["moments"][name]), **SETTINGS)
 
 
 def values(result):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import hard
 import numpy as np
 import pytest
+from problems import by_chains
 from scipy.stats import binom
 
 import foldwise as fw
@@ -138,8 +139,8 @@ def never_settled(monkeypatch):
 def test_a_fold_tried_again_alone_equals_the_fold_among_all(prepared, never_settled):
     problem, model, fit = prepared("autoregression")
     settings = {"fit": fit, "seed": 3, "progress": False, "scores": ("log", "crps")}
-    every = fw.cross_validate(model, problem.folds[:8], **settings)
-    part = fw.cross_validate(model, problem.folds[3:6], **settings)
+    every = by_chains(model, problem.folds[:8], **settings)
+    part = by_chains(model, problem.folds[3:6], **settings)
     assert (every.run.tries == 2).all() and (every.run.sampler.lived == 2 * 150).all()
     assert every.run.evidence.pace.watch.earlier is None  # a longer run is judged by itself
     np.testing.assert_allclose(part.draws, every.draws[3:6], rtol=1e-9)
@@ -150,7 +151,7 @@ def test_a_fold_tried_again_alone_equals_the_fold_among_all(prepared, never_sett
 @pytest.mark.parametrize("slow", [7, 8])
 def test_no_fold_is_fine_where_most_are_too_slow(prepared, slow):
     problem, model, fit = prepared("autoregression")
-    run = fw.cross_validate(model, problem.folds[:16], fit=fit, seed=3, progress=False).run
+    run = by_chains(model, problem.folds[:16], fit=fit, seed=3, progress=False).run
     marked = np.arange(16) < slow
     run.evidence.standing = replace(run.evidence.standing, slow=marked)
     status = summarise(run).folds["status"].values
@@ -163,12 +164,11 @@ def test_nothing_is_left_of_draws_that_were_thrown_away(prepared, monkeypatch, s
     """Some folds are tried again: online sums and stored draws agree, and hold new draws only."""
     problem, model, fit = prepared("five_fold")
     settings = {"fit": fit, "seed": 3, "progress": False, "scores": score, "estimator": "mean"}
-    plain = fw.cross_validate(model, problem.folds, **settings)
+    plain = by_chains(model, problem.folds, **settings)
     slow = np.array([False, True, False, True, True])
     monkeypatch.setattr(evidence, "slow_limit", lambda draws: np.where(slow, np.inf, 0.0))
     stored, online = (
-        fw.cross_validate(model, problem.folds, memory=memory, **settings)
-        for memory in ("draws", "online")
+        by_chains(model, problem.folds, memory=memory, **settings) for memory in ("draws", "online")
     )
     assert stored.run.tries.tolist() == [0, 2, 0, 2, 2]
     same = (stored.draws.values == plain.draws.values).all(axis=(1, 2))
@@ -179,7 +179,7 @@ def test_nothing_is_left_of_draws_that_were_thrown_away(prepared, monkeypatch, s
 
 def test_tried_again_results_extend_after_saving(prepared, never_settled, tmp_path):
     problem, model, fit = prepared("autoregression")
-    result = fw.cross_validate(model, problem.folds[:4], fit=fit, seed=3, progress=False)
+    result = by_chains(model, problem.folds[:4], fit=fit, seed=3, progress=False)
     result.save(tmp_path / "slow.nc")
     loaded = fw.load(tmp_path / "slow.nc").extend(50, model=model, progress=False)
     result.extend(50, progress=False)
@@ -190,7 +190,7 @@ def test_tried_again_results_extend_after_saving(prepared, never_settled, tmp_pa
 def test_a_target_is_not_reached_by_chains_that_are_too_slow(prepared, never_settled):
     problem, model, fit = prepared("autoregression")
     with pytest.warns(UserWarning, match="too slow for their length; they need about"):
-        result = fw.cross_validate(
+        result = by_chains(
             model,
             problem.folds[:4],
             fit=fit,
@@ -209,7 +209,7 @@ def trusted(problem, seeds, statuses=("fine",), **settings):
     """Errors over Monte Carlo errors of the folds with these statuses, and the number of folds."""
     model, exact, z, folds = problem.model(), problem.exact(), [], 0
     for seed in range(seeds):
-        result = fw.cross_validate(model, problem.folds, seed=seed, progress=False, **settings)
+        result = by_chains(model, problem.folds, seed=seed, progress=False, **settings)
         fine = np.isin(result.folds["status"].values, statuses)
         error = (result.folds["elpd"].values - exact) / result.folds["mcse"].values
         z.append(error[fine])
@@ -295,8 +295,8 @@ def test_a_level_left_out_under_a_flat_prior_has_no_answer():
         n_obs=20,
         name="flat",
     )
-    result = fw.cross_validate(model, fw.leave_group_out(group), seed=1, progress=False)
+    result = by_chains(model, fw.leave_group_out(group), seed=1, progress=False)
     assert (result.folds["status"] == "improper").all() and np.isnan(result.elpd)
     folds = fw.leave_one_out(20)
-    result = fw.cross_validate(model, folds, seed=1, progress=False)
+    result = by_chains(model, folds, seed=1, progress=False)
     assert (result.folds["status"] == "fine").all() and np.isfinite(result.elpd)

@@ -75,7 +75,7 @@ def cross_validate(
     batch: int = 10,
     target_mcse: float | None = None,
     max_draws: int = 2000,
-    method: str = "mcmc",
+    method: str = "auto",
     estimator: str = "auto",
     memory: str = "draws",
     keep: str | tuple[str, ...] = (),
@@ -85,8 +85,10 @@ def cross_validate(
 ) -> CVResult | dict[str, CVResult]:
     """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
 
-    Samples the posterior of every fold, all chains of all folds in lock-step, from starting
-    points and with tuning taken from the full-data fit. The total is the sum over folds of
+    Fits the model to all rows and reweights these draws for each fold, with the parameters of
+    groups integrated out. Folds for which that cannot be relied on are sampled, all chains of all
+    these folds in lock-step, from starting points and with tuning taken from the full-data fit; so
+    are all folds with ``method="mcmc"``. The total is the sum over folds of
     log p(test rows | training rows); higher is better.
 
     Parameters
@@ -122,11 +124,11 @@ def cross_validate(
     max_draws
         Draws of each chain at which such a run stops, with a warning if it is not there.
     method
-        ``"mcmc"`` samples the posterior of every fold. ``"importance"`` reweights the full-data
-        draws, with the parameters of groups integrated out, and flags folds for which that is not
-        reliable: log scores in seconds, without chains. ``"auto"`` runs chains for those folds
-        only, and for all where it does not apply: other scores, kept draws, an ``estimator`` that
-        was asked for, leave-future-out.
+        ``"auto"`` reweights the full-data draws, with the parameters of groups integrated out, and
+        runs chains for folds for which that is not reliable; for all folds where it does not apply:
+        kept draws, an ``estimator`` that was asked for, leave-future-out, and scores other than
+        log scores where parameters are integrated out. ``"importance"`` never runs chains, and
+        flags those folds. ``"mcmc"`` samples the posterior of every fold.
     estimator
         ``"mean"`` averages the predictive density over the fold's draws, ``"bridge"`` also uses
         the draws of its partner, ``"auto"`` takes the bridge wherever there is a partner.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.sampling import blocks as sampler_module
@@ -61,9 +62,9 @@ def found(seed):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime, "Program", counting)
-        first = fw.cross_validate(family[:1], problem.folds, seed=seed, progress=False)
+        first = by_chains(family[:1], problem.folds, seed=seed, progress=False)
         alone = len(made)
-        results = fw.cross_validate(
+        results = by_chains(
             family, problem.folds, scores=("log", "crps"), seed=seed, progress=False
         )
         # another score needs another program of the folds; the other members need none
@@ -103,11 +104,11 @@ def test_members_are_sampled_side_by_side(monkeypatch):
 
     monkeypatch.setattr(sampler_module, "_run_block", watched)
     arguments = {"scores": ("log", "crps"), "keep": "position", "progress": False}
-    together = fw.cross_validate(family, problem.folds, seed=5, **arguments)
+    together = by_chains(family, problem.folds, seed=5, **arguments)
     assert blocks == [[member.name for member in family]]
     for member in (family[0], family[2]):
         result = together[member.name]
-        alone = fw.cross_validate(member, problem.folds, seed=result.info["seed"], **arguments)
+        alone = by_chains(member, problem.folds, seed=result.info["seed"], **arguments)
         assert alone.info["step_size"] == result.info["step_size"]
         np.testing.assert_allclose(alone.draws, result.draws, rtol=1e-9)
         for score in ("log", "crps"):
@@ -133,7 +134,7 @@ def test_folds_far_from_the_full_data_climb_side_by_side(memory):
         [1.0, 0.5],
     )
     folds = fw.leave_group_out(group)
-    together = fw.cross_validate(family, folds, memory=memory, seed=2, progress=False)
+    together = by_chains(family, folds, memory=memory, seed=2, progress=False)
     assert all(climbed(result.run.evidence) for result in together.values())
     for member, scale in zip(family, (1.0, 0.5), strict=True):
         result = together[member.name]
@@ -146,9 +147,9 @@ def test_folds_far_from_the_full_data_climb_side_by_side(memory):
 def test_a_target_is_reached_by_every_member():
     problem = problems.five_fold()
     family = regression_family(problem, SUBSETS[:2])
-    first = fw.cross_validate(family, problem.folds, seed=1, progress=False)
+    first = by_chains(family, problem.folds, seed=1, progress=False)
     target = 0.6 * max(result.mcse for result in first.values())
-    results = fw.cross_validate(family, problem.folds, seed=1, target_mcse=target, progress=False)
+    results = by_chains(family, problem.folds, seed=1, target_mcse=target, progress=False)
     assert all(result.mcse <= target for result in results.values())
     assert {result.info["draws"] for result in results.values()} != {100}
 
@@ -196,5 +197,5 @@ def test_refusals():
         regression_family(problem, names=["a", "a", "b", "c"])
     family = regression_family(problem)
     with pytest.raises(ValueError, match="has a fit of its own"):
-        fw.cross_validate(family, problem.folds, fit=1)
+        by_chains(family, problem.folds, fit=1)
     assert "ModelFamily of 4 models: 1 0 0, 1 0 1" in repr(family)

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.models.evaluate import rows_at
@@ -131,7 +132,7 @@ def test_models_that_were_used_in_single_precision():
     with jax.enable_x64(False):
         assert first(jnp.ones(3)).dtype == jnp.float32
     model = fw.Model(lambda q: -0.5 * jnp.sum(q**2), log_likelihood, np.zeros(3), 30)
-    result = fw.cross_validate(model, fw.leave_one_out(30)[:4], seed=1, progress=False)
+    result = by_chains(model, fw.leave_one_out(30)[:4], seed=1, progress=False)
     rows = next(rows_at(model, result.run.fit.flat[:1]))[1][0]
     exact = -0.5 * (y - x * result.run.fit.flat[0][group]) ** 2
     np.testing.assert_allclose(rows, exact, rtol=1e-12)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from jax.scipy.special import gammaln
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.models.evaluate import rows_at
@@ -83,7 +84,7 @@ def test_cross_validate_and_fit_refuse_them():
     with pytest.raises(ValueError, match=REFUSED):
         fw.fit(model, **QUICK)
     with pytest.raises(ValueError, match=r"numpy.random, a key made of the time.* take it out"):
-        fw.cross_validate(make(random_rows), fw.leave_one_out(N), **QUICK)
+        by_chains(make(random_rows), fw.leave_one_out(N), **QUICK)
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4, 5])
@@ -95,7 +96,7 @@ def test_state_that_changes_once_is_refused(calls):
         return normal_rows(mu) - (next(count) >= calls)
 
     with pytest.raises(ValueError, match=REFUSED):
-        fw.cross_validate(make(rows), fw.leave_one_out(N), **QUICK)
+        by_chains(make(rows), fw.leave_one_out(N), **QUICK)
     assert next(count) > calls
 
 
@@ -123,7 +124,7 @@ def used():
     """A model that has been cross-validated, its covariate, and the result."""
     x = np.random.default_rng(1).normal(size=N)
     model = fw.Model(lambda b: -0.5 * b**2, lambda b: -0.5 * (Y - b * x) ** 2, 0.0, N)
-    return model, x, fw.cross_validate(model, fw.leave_one_out(N), **QUICK)
+    return model, x, by_chains(model, fw.leave_one_out(N), **QUICK)
 
 
 def test_data_changed_in_place(used):
@@ -131,7 +132,7 @@ def test_data_changed_in_place(used):
     x[3] += 0.01  # at the starting point, b = 0, this changes nothing
     try:
         for use in (
-            lambda: fw.cross_validate(model, fw.leave_one_out(N), **QUICK),
+            lambda: by_chains(model, fw.leave_one_out(N), **QUICK),
             lambda: fw.fit(model, **QUICK),
             lambda: result.extend(20),
         ):
@@ -145,7 +146,7 @@ def test_data_that_are_as_they_were(used):
     model, x, result = used
     x[3] += 1.0
     x[3] = np.random.default_rng(1).normal(size=N)[3]
-    again = fw.cross_validate(model, fw.leave_one_out(N), result.run.fit, **QUICK)
+    again = by_chains(model, fw.leave_one_out(N), result.run.fit, **QUICK)
     assert again.elpd == pytest.approx(result.elpd, abs=1e-9)
 
 
@@ -204,7 +205,7 @@ def test_a_family_with_random_numbers():
         [[0.0], [1.0]],
     )
     with pytest.raises(ValueError, match=REFUSED):
-        fw.cross_validate(family, fw.leave_one_out(N), **QUICK)
+        by_chains(family, fw.leave_one_out(N), **QUICK)
 
 
 # ---------------------------------------------------------------- values and what simulates them
@@ -236,4 +237,4 @@ def test_narrow_counts_do_not_overflow():
 def test_simulate_draws_with_its_key_alone(simulate, message):
     model = make(None, row_log_density=density, y=Y, simulate=simulate)
     with pytest.raises(ValueError, match=f"must draw with its key .*{message}"):
-        fw.cross_validate(model, fw.leave_one_out(N), scores="crps", **QUICK)
+        by_chains(model, fw.leave_one_out(N), scores="crps", **QUICK)

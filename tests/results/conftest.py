@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 from stored import Case
 
 import foldwise as fw
@@ -54,7 +55,7 @@ def run(prepared):
         problem, model, fit = prepared(name)
         folds = problem.folds if folds is None else folds
         arguments = {"warmup": 30, "progress": False, "fit": fit, **arguments}
-        return fw.cross_validate(model, folds, draws=draws, seed=seed, **arguments)
+        return by_chains(model, folds, draws=draws, seed=seed, **arguments)
 
     return cross_validate
 
@@ -73,9 +74,7 @@ def pair(run, less, seed):
     folds = fw.leave_group_out(np.repeat([f"group {letter}" for letter in "abcdefgh"], 5))
     settings = {"draws": 160, "scores": ("log", "crps", "mse")}
     model, fit = less
-    other = fw.cross_validate(
-        model, folds, fit=fit, warmup=30, seed=seed + 1, progress=False, **settings
-    )
+    other = by_chains(model, folds, fit=fit, warmup=30, seed=seed + 1, progress=False, **settings)
     return [run("regression", folds=folds, seed=seed, **settings), other]
 
 

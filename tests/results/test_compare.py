@@ -10,10 +10,10 @@ import numpy as np
 import problems
 import pytest
 from by_hand import A, B, by_row, flat, make, widest
+from problems import by_chains
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
-import foldwise as fw
 from foldwise.results import differences
 from foldwise.results.compare import Pair, SeedWarning, compare
 from foldwise.results.differences import REPLICATES, bayesian_bootstrap, probability
@@ -578,7 +578,7 @@ def regressions():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = [
-            fw.cross_validate(problem.model(), problem.folds, seed=10 * SEED + i, progress=False)
+            by_chains(problem.model(), problem.folds, seed=10 * SEED + i, progress=False)
             for i, problem in enumerate((whole, short))
         ]
     return (whole, short), results

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 from stored import Case
 
 import foldwise as fw
@@ -14,7 +15,7 @@ from foldwise.results import export
 @pytest.fixture(scope="module")
 def kept(prepared, seed):
     problem, model, fit = prepared("five_fold")
-    return fw.cross_validate(
+    return by_chains(
         model, problem.folds, fit, keep=("position", "predictive"), seed=seed, progress=False
     )
 
@@ -43,7 +44,7 @@ def test_draws_of_the_folds_by_name(prepared, kept, seed):
     assert residual.std() == pytest.approx(problem.noise, rel=0.02)
     np.testing.assert_array_equal(tree["observed_data"]["y"], problem.y[problem.folds.test_rows])
     # what is kept does not change what is computed
-    plain = fw.cross_validate(model, problem.folds, fit, seed=seed, progress=False)
+    plain = by_chains(model, problem.folds, fit, seed=seed, progress=False)
     assert plain.elpd == pytest.approx(kept.elpd, rel=1e-10)
 
 
@@ -69,7 +70,7 @@ def test_parameters_are_constrained(seed):
         12,
         constrain=lambda q: {"mu": q["mu"], "s": np.e ** q["log_s"]},
     )
-    found = fw.cross_validate(model, fw.k_fold(12, 3), keep="position", seed=seed, progress=False)
+    found = by_chains(model, fw.k_fold(12, 3), keep="position", seed=seed, progress=False)
     posterior = found.to_datatree()["posterior"]
     assert set(posterior.data_vars) == {"mu", "s"} and (posterior["s"] > 0).all()
     assert "posterior_predictive" not in found.to_datatree()
@@ -79,7 +80,7 @@ def test_refusals(prepared):
     problem, model, fit = prepared("five_fold")
 
     def run(**arguments):
-        return fw.cross_validate(model, problem.folds, fit, progress=False, seed=1, **arguments)
+        return by_chains(model, problem.folds, fit, progress=False, seed=1, **arguments)
 
     with pytest.raises(ValueError, match=r'keep must be one of "position", "predictive"; got'):
         run(keep=("draws",))

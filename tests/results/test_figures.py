@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from problems import by_chains
 from scipy.stats import norm
 
 import foldwise as fw
@@ -24,9 +25,7 @@ def many(run, less, seed):
     """Two regressions, leave-one-out over 40 rows."""
     model, fit = less
     folds = fw.leave_one_out(40)
-    other = fw.cross_validate(
-        model, folds, fit=fit, draws=60, warmup=30, seed=seed + 4, progress=False
-    )
+    other = by_chains(model, folds, fit=fit, draws=60, warmup=30, seed=seed + 4, progress=False)
     return [run("regression", 60, seed + 3), other]
 
 

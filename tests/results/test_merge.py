@@ -7,6 +7,7 @@ import numpy as np
 import problems
 import pytest
 import xarray as xr
+from problems import by_chains
 from stored import MORE, Case, changed, same_bits, same_result
 
 import foldwise as fw
@@ -244,7 +245,7 @@ def with_identity(result: CVResult, **parts) -> CVResult:
 def test_identity_is_the_same_for_every_part_of_one_model(regression, halves, by_row, tmp_path):
     folds = regression.problem.folds
     rebuilt = regression.problem.model()
-    alone = fw.cross_validate(rebuilt, folds[3:5], seed=8, draws=60, progress=False)
+    alone = by_chains(rebuilt, folds[3:5], seed=8, draws=60, progress=False)
     assert alone.info["fit_seed"] != halves[0].info["fit_seed"]
     loaded = storage.load(storage.save(halves[1], tmp_path / "r.nc"))
     for part in (halves[1], alone, regression.run(folds[0], memory="online", draws=80), loaded):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.sampling import blocks as sampler_module
@@ -18,7 +19,7 @@ from foldwise.sampling.blocks import leapfrog_counts
 
 
 def run(problem, model, fit, folds, **arguments):
-    return fw.cross_validate(model, folds, fit=fit, seed=3, progress=False, **arguments)
+    return by_chains(model, folds, fit=fit, seed=3, progress=False, **arguments)
 
 
 @pytest.mark.parametrize("name", ["regression", "hierarchical", "many_groups"])
@@ -71,9 +72,7 @@ def test_online_runs_can_be_extended(prepared):
 
 def test_seeds_decide(prepared):
     problem, model, fit = prepared("normal_mean")
-    a, b, c = (
-        fw.cross_validate(model, problem.folds, fit=fit, seed=s, progress=False) for s in (1, 1, 2)
-    )
+    a, b, c = (by_chains(model, problem.folds, fit=fit, seed=s, progress=False) for s in (1, 1, 2))
     np.testing.assert_array_equal(a.draws, b.draws)
     assert not np.any(a.draws.values == c.draws.values)
 
@@ -102,7 +101,7 @@ def test_the_density_is_traced_a_fixed_number_of_times():
             lambda beta: -0.5 * jnp.sum(beta**2) / 9, log_likelihood, np.zeros(4), n_obs=40
         )
         fit = fw.fit(model, draws=200, warmup=200, seed=1, progress=False)
-        fw.cross_validate(model, folds, fit=fit, seed=1, progress=False)
+        by_chains(model, folds, fit=fit, seed=1, progress=False)
 
     traced(fw.leave_one_out(40)[:4])
     traced(fw.leave_one_out(40))
@@ -132,7 +131,7 @@ from foldwise.support.runtime import lanes
 problem = problems.regression()
 model = problem.model()
 fit = fw.fit(model, draws=200, warmup=200, seed=1, progress=False)
-result = fw.cross_validate(model, problem.folds, fit=fit, seed=3, progress=False)
+result = by_chains(model, problem.folds, fit=fit, seed=3, progress=False)
 print(jax.local_device_count(), lanes(), repr(result.elpd))
 """
 
@@ -184,7 +183,7 @@ def rows(q):
 
 model = fw.Model(lambda q: -0.5 * jnp.sum(q**2), rows, np.zeros(13), 12)
 fit = fw.fit(model, draws=100, warmup=100, seed=1, progress=False)
-found = fw.cross_validate(model, fw.k_fold(12, 4), fit, seed=1, progress=False)
+found = by_chains(model, fw.k_fold(12, 4), fit, seed=1, progress=False)
 print(jax.local_device_count(), found.elpd)
 """
 

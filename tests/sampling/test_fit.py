@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.sampling.blocks import MOST_STEPS, leapfrog_counts
@@ -93,10 +94,10 @@ def test_fit_of_another_model_is_refused(prepared):
     _, _, fit = prepared("regression")
     other = problems.LinearProblem(**{**vars(problems.regression()), "noise": 1.1, "name": "other"})
     with pytest.raises(ValueError, match="must be of the model that is cross-validated"):
-        fw.cross_validate(other.model(), other.folds, fit=fit, progress=False)
+        by_chains(other.model(), other.folds, fit=fit, progress=False)
     smaller = problems.normal_mean()
     with pytest.raises(ValueError, match="4 parameters and the model 1"):
-        fw.cross_validate(smaller.model(), smaller.folds, fit=fit, progress=False)
+        by_chains(smaller.model(), smaller.folds, fit=fit, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def flat_ray():
 def test_an_improper_posterior_is_refused_soon(build, seed):
     model, began = build(), time.perf_counter()
     with pytest.raises(FitError, match="improper: no answer exists"):
-        fw.cross_validate(model, fw.leave_one_out(model.n_obs), seed=seed, progress=False)
+        by_chains(model, fw.leave_one_out(model.n_obs), seed=seed, progress=False)
     assert time.perf_counter() - began < 60.0
 
 
@@ -197,7 +198,7 @@ def test_folds_do_not_start_from_a_failed_fit(prepared, rng):
             mock.patch.object(fw.Fit, "check"),
             pytest.raises(FitError, match=f"fit of regression has failed: .*{reason}"),
         ):
-            fw.cross_validate(model, problem.folds, fit=bad, progress=False)
+            by_chains(model, problem.folds, fit=bad, progress=False)
 
 
 def test_leapfrog_steps_have_a_limit():
@@ -247,7 +248,7 @@ def test_wide_draws_of_a_mean_are_refused(rng):
     fit = made_elsewhere(problem, rng, rows=slice(0))
     model = problem.model()
     with mock.patch.object(fw.Fit, "check"), pytest.raises(ValueError, match="must be of this mod"):
-        fw.cross_validate(model, problem.folds, fit=fit, progress=False)
+        by_chains(model, problem.folds, fit=fit, progress=False)
 
 
 def test_draws_of_no_density_are_refused(rng):

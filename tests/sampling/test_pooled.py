@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 
 import foldwise as fw
 from foldwise.sampling import full_data as fitting
@@ -92,7 +93,7 @@ def test_where_they_fail_nuts_is_next(build):
 
 def test_the_warning_points_at_the_caller():
     with pytest.warns(FitWarning, match="two modes") as record:
-        fw.cross_validate(two_modes(), fw.leave_one_out(3), seed=1, progress=False)
+        by_chains(two_modes(), fw.leave_one_out(3), seed=1, progress=False)
     assert record[0].filename == __file__
 
 
@@ -124,7 +125,7 @@ def test_the_fit_does_not_depend_on_the_folds(seed):
     problem = problems.regression()
     model = problem.model()
     some, others = (
-        fw.cross_validate(model, folds, seed=seed, progress=False).run.fit
+        by_chains(model, folds, seed=seed, progress=False).run.fit
         for folds in (problem.folds[:3], problem.folds[5:30])
     )
     np.testing.assert_array_equal(some.positions, others.positions)

@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 import problems
 import pytest
+from problems import by_chains
 
-import foldwise as fw
 from foldwise.results.result import FoldWarning
 from foldwise.sampling import rungs as ladder
 from foldwise.scores import rungs
@@ -22,7 +22,7 @@ def prepared(kind: str, *arguments):
 def run(kind, *arguments, folds=None, **options):
     problem, model = prepared(kind, *arguments)
     chosen = problem.folds if folds is None else problem.folds[folds]
-    return fw.cross_validate(model, chosen, progress=False, **options)
+    return by_chains(model, chosen, progress=False, **options)
 
 
 def errors(result, exact):
@@ -58,7 +58,7 @@ def test_errors_are_calibrated(seed):
     problem, model = prepared("far_groups", 30, 5, 4, 1)
     z = [
         errors(
-            fw.cross_validate(model, problem.folds[[0]], seed=16 * seed + k, progress=False),
+            by_chains(model, problem.folds[[0]], seed=16 * seed + k, progress=False),
             problem.joint()[0],
         )[0]
         for k in range(16)

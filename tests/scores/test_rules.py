@@ -9,6 +9,7 @@ import numpy as np
 import problems
 import pytest
 import scoringrules
+from problems import by_chains
 from scipy import stats
 
 import foldwise as fw
@@ -40,7 +41,7 @@ def results(prepared, seed):
     def get(name, scores, memory="draws"):
         if (name, scores, memory) not in done:
             problem, model, fit = prepared(name)
-            done[name, scores, memory] = fw.cross_validate(
+            done[name, scores, memory] = by_chains(
                 model, problem.folds, fit, scores, memory=memory, seed=seed, progress=False
             )
         return done[name, scores, memory]
@@ -99,7 +100,7 @@ def test_single_rows_make_joint_and_row_scores_alike(results):
 
 def test_bridge_partners_lower_the_error_of_hyvarinen(prepared, results, seed):
     problem, model, fit = prepared("five_fold")
-    plain = fw.cross_validate(
+    plain = by_chains(
         model, problem.folds, fit, ("hyvarinen",), estimator="mean", seed=seed, progress=False
     ).score("hyvarinen")
     z = (plain.folds["score"].values - problem.exact("hyvarinen")) / plain.folds["mcse"].values
@@ -115,7 +116,7 @@ def check(model, scores, exact, seed, also=()):
     folds = fw.leave_one_out(model.n_obs)
     fit = fw.fit(model, seed=seed + 5, progress=False)
     names = (*scores, *also)
-    found = fw.cross_validate(model, folds, fit, names, draws=200, seed=seed, progress=False)
+    found = by_chains(model, folds, fit, names, draws=200, seed=seed, progress=False)
     for score in scores:
         table = found.score(score).folds
         error = table[column(score)].values - exact[score]
@@ -389,8 +390,8 @@ def test_jackknife_removes_the_bias_of_a_square(rng):
 def test_extended_and_whole_runs_agree(prepared, seed):
     problem, model, fit = prepared("five_fold")
     settings = {"scores": SEVERAL, "seed": seed, "progress": False}
-    whole = fw.cross_validate(model, problem.folds, fit, draws=130, **settings)
-    pieces = fw.cross_validate(model, problem.folds, fit, draws=60, **settings)
+    whole = by_chains(model, problem.folds, fit, draws=130, **settings)
+    pieces = by_chains(model, problem.folds, fit, draws=60, **settings)
     pieces.extend(70, progress=False)
     # the bridge constant of hyvarinen is chosen for the length first asked for
     for score in SEVERAL:
@@ -405,7 +406,7 @@ def test_extended_and_whole_runs_agree(prepared, seed):
 def test_a_fold_alone_scores_as_among_all(prepared, results, seed):
     problem, model, fit = prepared("blocked")
     every = results("blocked", SINGLE)
-    alone = fw.cross_validate(model, problem.folds[7:8], fit, SINGLE, seed=seed, progress=False)
+    alone = by_chains(model, problem.folds[7:8], fit, SINGLE, seed=seed, progress=False)
     for score in set(SINGLE) - {"r2", "rmse"}:
         a, b = (r.score(score).folds["score"].values for r in (alone, every))
         assert a[0] == pytest.approx(b[7], rel=1e-8)
@@ -416,7 +417,7 @@ def test_saved_merged_and_loaded(prepared, results, seed, tmp_path):
     whole = results("five_fold", SEVERAL)
     folds = problem.folds
     parts = [
-        fw.cross_validate(model, part, fit, SEVERAL, seed=seed, progress=False)
+        by_chains(model, part, fit, SEVERAL, seed=seed, progress=False)
         for part in (folds[3:], folds[:3])
     ]
     merged = fw.merge(parts)
@@ -431,7 +432,7 @@ def test_saved_merged_and_loaded(prepared, results, seed, tmp_path):
         np.testing.assert_allclose(found.pit(), whole.pit(), rtol=1e-12)
     whole.save(tmp_path / "whole.nc")
     longer = fw.load(tmp_path / "whole.nc").extend(30, model=model, progress=False)
-    again = fw.cross_validate(model, folds, fit, SEVERAL, seed=seed, progress=False).extend(
+    again = by_chains(model, folds, fit, SEVERAL, seed=seed, progress=False).extend(
         30, progress=False
     )
     for score in SEVERAL:
@@ -480,10 +481,8 @@ def test_comparison_by_other_scores(prepared, results, seed):
     poor = replace(problem, X=problem.X[:, [0, 2, 3]], prior=problem.prior[:3])
     worse = poor.model()
     results_by_name = {
-        "full": fw.cross_validate(model, problem.folds, fit, names, seed=seed, progress=False),
-        "poor": fw.cross_validate(
-            worse, problem.folds, scores=names, seed=seed + 1, progress=False
-        ),
+        "full": by_chains(model, problem.folds, fit, names, seed=seed, progress=False),
+        "poor": by_chains(worse, problem.folds, scores=names, seed=seed + 1, progress=False),
     }
     for score in names[1:]:
         found = fw.compare(results_by_name, score=score)
@@ -541,7 +540,7 @@ def test_pit_and_coverage(prepared, results):
 @pytest.mark.parametrize("score, target", [("rmse", 0.004), ("crps", 0.1), ("r2", 0.004)])
 def test_runs_to_a_target_error_of_any_score(prepared, seed, score, target):
     problem, model, fit = prepared("five_fold")
-    found = fw.cross_validate(
+    found = by_chains(
         model, problem.folds, fit, score, target_mcse=target, seed=seed, progress=False
     )
     assert 100 < found.info["draws"] < 1000
@@ -554,7 +553,7 @@ def test_runs_to_a_target_error_of_any_score(prepared, seed, score, target):
 
 def run(model, scores, folds=None, **arguments):
     folds = folds or fw.leave_one_out(model.n_obs)
-    return fw.cross_validate(model, folds, scores=scores, progress=False, **arguments)
+    return by_chains(model, folds, scores=scores, progress=False, **arguments)
 
 
 def test_rules_that_need_what_the_model_lacks():
@@ -676,7 +675,7 @@ def test_names_must_be_text_and_y_may_be_a_list(prepared, seed):
     with pytest.raises(TypeError, match='scores must be names such as "log", but one is 1'):
         run(model, ("log", 1))
     listed = replace(model, y=problem.y.tolist(), log_likelihood=None)
-    found = fw.cross_validate(listed, problem.folds, fit, "mse", seed=seed, progress=False)
+    found = by_chains(listed, problem.folds, fit, "mse", seed=seed, progress=False)
     assert abs(found.score("mse").total - problem.exact_total("mse")) < 4 * found.score("mse").mcse
 
 

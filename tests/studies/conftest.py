@@ -37,7 +37,12 @@ def run_family(folder: Path, *arguments: str) -> str:
     file.write_text(FAMILY)
     out = StringIO()
     with redirect_stdout(out):
-        assert cli.main(["run", str(file), "--seed", "5", "--no-progress", *arguments]) == 0
+        assert (
+            cli.main(
+                ["run", str(file), "--seed", "5", "--no-progress", "--method", "mcmc", *arguments]
+            )
+            == 0
+        )
     return out.getvalue()
 
 

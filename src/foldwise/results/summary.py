@@ -128,6 +128,7 @@ def _info(run: Run) -> dict[str, Any]:
         "fit_problems": "; ".join(run.fit.problems()),
         "step_size": run.sampler.step_size,
         "gradients": run.sampler.gradients,
+        "fit_gradients": run.fit.gradients,
         "seconds": dict(run.seconds),
     }
 

@@ -68,6 +68,7 @@ def weighted_result(
         "fit_problems": "; ".join(fit.problems()),
         "structure": str(found.structure),
         "gradients": 0,
+        "fit_gradients": fit.gradients,
         "seconds": dict(seconds),
     }
     return CVResult(scores, mixing, test, info)
