@@ -15,7 +15,7 @@ from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import begin_to_compile
 from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
-from foldwise.models.structure import find_cells
+from foldwise.models.structure import find_cells, without_cells
 from foldwise.results.result import CVResult, warn_of_flags
 from foldwise.results.summary import summarise
 from foldwise.results.weighted import weighted_result, with_chains
@@ -37,10 +37,10 @@ from foldwise.sampling.tuning import (
 )
 from foldwise.scores import bridge, cells, needs, recording
 from foldwise.scores.evidence import Evidence, FullData, Pace
-from foldwise.scores.importance import FullSample, Importance, by_importance
+from foldwise.scores.importance import Importance, by_importance
 from foldwise.scores.logscore import ESTIMATORS
-from foldwise.scores.rules import LOG_SCORES
 from foldwise.scores.sums import GRID, RunningSums, Watch
+from foldwise.scores.weighing import FullSample, others
 from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile
@@ -163,7 +163,7 @@ def cross_validate(
         candidate.check_shapes()
         needs.check(settings.scores, settings.keep, candidate, folds, memory)
     _check_bridge(folds, settings)
-    weighted = _weighs(method, folds, settings)
+    weighted = _weighs(method, models, folds, settings)
     _begin_to_compile(models, folds, settings, weighted)
     import_meanwhile("arviz_stats.base", "xarray")
     with Progress(progress) as bar:
@@ -250,8 +250,11 @@ def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, d
     bar.start("importance weights of the folds")
     by_chain, length = partner_draws(fit, 1)
     draws = FullSample(by_chain.reshape(-1, model.dimension), len(by_chain), length)
-    structure = find_cells(model, draws.positions)
-    found = by_importance(model, structure, folds, draws, settings.scores, everything)
+    plain = bool(others(settings.scores))  # then there are no cells, or none are used
+    structure = without_cells(model) if plain else find_cells(model, draws.positions)
+    found = by_importance(
+        model, structure, folds, draws, settings.scores, everything, settings.seed
+    )
     return found, {"fit": task.fit_seconds, "weights": time.perf_counter() - began}
 
 
@@ -270,22 +273,27 @@ def _fit_draws_to_target(task: Task, goal: Goal, found: Importance) -> int:
     return min(int(np.ceil(1.2 * have * variance / most)), MOST_FIT_DRAWS)
 
 
-def _weighs(method: str, folds: Folds, settings: Settings) -> bool:
+def _weighs(method: str, models: Sequence[Model], folds: Folds, settings: Settings) -> bool:
     """Whether folds may be scored by importance sampling; raises where they must and can not."""
     check_name("method", method, METHODS)
-    other = [name for name in settings.scores if name not in LOG_SCORES]
     # where folds bridge to each other, as in leave-future-out, most are far from the full data
     chained = bool(((folds.partner >= 0) & (folds.partner < len(folds))).any())
-    if method == "importance" and (other or settings.keep):
+    usual = settings.estimator == "auto" and settings.precision == "float64"
+    if method == "mcmc" or (method == "auto" and (settings.keep or chained or not usual)):
+        return False
+    other = others(settings.scores)
+    cells = other and any(len(find_cells(model, model.probes())) for model in models)
+    if method == "importance" and settings.keep:
         raise ValueError(
-            f'method="importance" gives log scores and keeps no draws, but '
-            f"{', '.join([*other, *settings.keep])} was asked for; use "
+            f'method="importance" keeps no draws, but keep={settings.keep} was asked for; use '
             'method="auto" or "mcmc"'
         )
-    if method == "importance":
-        return True
-    usual = settings.estimator == "auto" and settings.precision == "float64"
-    return method == "auto" and usual and not (other or settings.keep or chained)
+    if method == "importance" and cells:
+        raise ValueError(
+            f'method="importance" gives log scores where parameters of groups are integrated out, '
+            f'but {", ".join(other)} was asked for; use method="auto" or "mcmc"'
+        )
+    return not cells
 
 
 def _score_names(scores: str | tuple[str, ...] | None, folds: Folds) -> tuple[str, ...]:
@@ -455,7 +463,7 @@ def _begin_to_compile(
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
     begin_to_compile(model)
-    if weighted:
+    if weighted and not others(settings.scores):
         cells.begin_to_compile(model, find_cells(model, model.probes()))
 
 

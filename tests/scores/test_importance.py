@@ -15,7 +15,8 @@ from problems import LinearProblem, regression
 import foldwise as fw
 from foldwise.models.structure import find_cells
 from foldwise.scores import importance
-from foldwise.scores.importance import FullSample, by_importance, k_limit, smoothed
+from foldwise.scores.importance import by_importance, k_limit, smoothed
+from foldwise.scores.weighing import FullSample
 
 SIZES = np.array([2, 3, 4, 6, 8])
 GROUP = np.repeat(np.arange(len(SIZES)), SIZES)
@@ -120,11 +121,11 @@ def test_the_folds_of_full_data():
 
 def test_rows_add_up_to_folds():
     found, folds = scores("10-fold", 0), FOLDS["10-fold"]()
-    summed = np.add.reduceat(found.rows.value, folds.test_start[:-1])
+    summed = np.add.reduceat(found.rows["log_pointwise"].value, folds.test_start[:-1])
     np.testing.assert_allclose(found.folds["log_pointwise"].value, summed, rtol=0, atol=1e-12)
     of = groups()
     single = [of._log_density(train, [i]) for train, test in folds for i in test]
-    z = (found.rows.value - single) / np.sqrt(found.rows.variance)
+    z = (found.rows["log_pointwise"].value - single) / np.sqrt(found.rows["log_pointwise"].variance)
     assert np.abs(z).max() < 5
 
 
@@ -203,9 +204,9 @@ def test_the_limit_of_pareto_k():
 
 
 def test_uneven_weights():
-    k = np.array([0.3, 0.55, 0.55, 0.75, np.nan])
-    ess = np.array([60.0, 150.0, 900.0, 900.0, 900.0])
-    assert importance.uneven(k, ess, 4000).tolist() == [False, True, False, True, True]
+    k = np.array([0.3, 0.3, 0.65, 0.75, np.nan])
+    ess = np.array([1500.0, 1700.0, 1700.0, 3000.0, 3000.0])
+    assert importance.uneven(k, ess, 4000).tolist() == [True, False, False, True, True]
 
 
 # ---------------------------------------------------------------- in pieces
@@ -224,7 +225,9 @@ def test_pieces_give_what_one_piece_gives(monkeypatch, name):
     np.testing.assert_allclose(pieces.pareto_k, whole.pareto_k, rtol=0, atol=1e-3)
     np.testing.assert_allclose(pieces.full_folds, whole.full_folds, rtol=0, atol=1e-12)
     np.testing.assert_allclose(pieces.full_rows, whole.full_rows, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(pieces.rows.value, whole.rows.value, rtol=0, atol=1e-4)
+    assert list(pieces.rows) == (["log_pointwise"] if name == "10-fold" else [])
+    for score, found in pieces.rows.items():
+        np.testing.assert_allclose(found.value, whole.rows[score].value, rtol=0, atol=1e-4)
     for score in BOTH:
         for part in ("value", "variance", "spread"):
             ours, theirs = (getattr(each.folds[score], part) for each in (pieces, whole))
@@ -242,4 +245,6 @@ def test_blocks_give_what_one_block_gives(monkeypatch):
     for score in BOTH:
         np.testing.assert_array_equal(blocks.folds[score].value, whole.folds[score].value)
         np.testing.assert_allclose(blocks.influence[score], whole.influence[score], atol=1e-12)
-    np.testing.assert_array_equal(blocks.rows.variance, whole.rows.variance)
+    np.testing.assert_array_equal(
+        blocks.rows["log_pointwise"].variance, whole.rows["log_pointwise"].variance
+    )

@@ -57,3 +57,9 @@ def concatenated_ranges(
 ) -> Int[np.ndarray, " entry"]:
     """Positions of the entries of the chosen lists, one list after the other."""
     return gather(start, chosen)[1]
+
+
+def in_pieces(sizes: Int[np.ndarray, " list"], most: int) -> list[Int[np.ndarray, " list"]]:
+    """Numbers of lists in order, in pieces whose sizes add up to about ``most``."""
+    number = (np.cumsum(sizes) - 1) // max(most, 1)
+    return np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(number)) + 1)

@@ -208,26 +208,56 @@ def rows_program(model: Rows) -> tuple[Any, int]:
     def prior_and_rows(q: Array) -> tuple[Array, Array]:
         return model.flat_log_prior(q), model.flat_log_likelihood(q)
 
-    return _batch_program(model, "rows", prior_and_rows)
+    return batch_program(model, "rows", prior_and_rows)
 
 
 def derivatives_at(
     model: Rows, flat: Float[np.ndarray, "draw d"]
 ) -> Iterator[tuple[Float[np.ndarray, "draw row"], Float[np.ndarray, "draw row"]]]:
     """First and second derivatives of row log densities by the observed values, likewise."""
-    yield from in_batches(*_batch_program(model, "derivatives", model.flat_derivatives), flat)
+    yield from in_batches(*batch_program(model, "derivatives", model.flat_derivatives), flat)
 
 
-def _batch_program(
-    model: Rows, what: str, function: Callable[[Array], tuple[Array, Array]]
+def replicates_at(
+    model: Any, flat: Float[np.ndarray, "draw d"], seed: int
+) -> Iterator[tuple[Float[np.ndarray, "draw row"]]]:
+    """One simulated value of each row at flat positions, likewise."""
+
+    def simulated(numbered: Array) -> tuple[Array]:
+        key = jax.random.fold_in(jax.random.key(seed), numbered[-1].astype(jnp.uint32))
+        return (model.flat_simulate(key, numbered[:-1]).astype(flat.dtype),)
+
+    program = batch_program(model, f"replicates {seed}", simulated, model.dimension + 1)
+    yield from in_batches(*program, np.column_stack([flat, np.arange(len(flat))]))
+
+
+def probabilities_at(
+    model: Any, flat: Float[np.ndarray, "draw d"], classes: tuple[float, ...]
+) -> Iterator[tuple[Float[np.ndarray, "draw class row"]]]:
+    """Probability of each class for every row, likewise."""
+
+    def probabilities(q: Array) -> tuple[Array]:
+        return (model.flat_probabilities(q, classes),)
+
+    yield from in_batches(*batch_program(model, f"probabilities {classes}", probabilities), flat)
+
+
+def batch_program(
+    model: Rows,
+    what: str,
+    function: Callable[[Array], tuple[Array, ...]],
+    columns: int | None = None,
 ) -> tuple[Any, int]:
-    """``function`` at flat positions, in batches of about 32 MB of row values a lane."""
+    """``function`` at flat positions, in batches of about 32 MB of row values a lane.
 
-    def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, Array]:
+    ``columns`` numbers describe a point; None: its position alone.
+    """
+
+    def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, ...]:
         return jax.lax.map(function, draws, batch_size=8)
 
     batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
-    shape = np.zeros((batch, model.dimension))
+    shape = np.zeros((batch, columns or model.dimension))
     return compiled(model, what, evaluate, shape, ()), batch
 
 

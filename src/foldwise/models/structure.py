@@ -127,6 +127,11 @@ def find_cells(model: Model, positions: Float[np.ndarray, "draw d"]) -> Structur
     return found
 
 
+def without_cells(model: Model) -> Structure:
+    """The structure in which nothing is integrated out."""
+    return _nothing(model.n_obs, _names(model))
+
+
 # ---------------------------------------------------------------- which derivatives are not zero
 
 

@@ -53,12 +53,15 @@ def merge(results: Iterable[CVResult]) -> CVResult:
     if observed:
         test["y"] = observed[0]
     fold_names = scores[names[0]].folds["fold"].values
-    calibration = None
-    tables = [part.calibration for part in parts if part.calibration is not None]
-    if len(tables) == len(parts):
-        calibration = join_tables(tables, "test_row", entries)
+    calibration = join_calibrations(parts, entries)
     draws = _merge_draws(parts, order, fold_names)
     return CVResult(scores, mixing, test, _merge_info(parts), draws, calibration)
+
+
+def join_calibrations(parts: list[CVResult], entries: np.ndarray) -> xr.Dataset | None:
+    """The calibration of the test rows ``entries`` of all parts; None where some part has none."""
+    tables = [part.calibration for part in parts if part.calibration is not None]
+    return join_tables(tables, "test_row", entries) if len(tables) == len(parts) else None
 
 
 def _check_parts(parts: list[CVResult]) -> None:

@@ -11,14 +11,15 @@ from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import concatenated_ranges, starts
 from foldwise.models.model import Model
 from foldwise.results.identity import identity
-from foldwise.results.merge import join_tables, merge_full, rows_of
+from foldwise.results.merge import join_calibrations, join_tables, merge_full, rows_of
 from foldwise.results.result import CVResult, Score
 from foldwise.results.totals import finish_score
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.run import Settings
 from foldwise.scores import diagnostics
-from foldwise.scores.importance import Importance, Ratio, uneven
-from foldwise.scores.rules import find_rule
+from foldwise.scores.importance import Importance, uneven
+from foldwise.scores.rules import LOG_SCORES, find_rule
+from foldwise.scores.weighing import Scored
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,58 +72,62 @@ def weighted_result(
         "fit_gradients": fit.gradients,
         "seconds": dict(seconds),
     }
-    return CVResult(scores, mixing, test, info)
+    return CVResult(scores, mixing, test, info, calibration=_calibration(folds, found, chosen))
+
+
+def _calibration(folds: Folds, found: Importance, chosen: np.ndarray) -> xr.Dataset | None:
+    if found.calibration is None:
+        return None
+    entries = concatenated_ranges(folds.test_start, chosen)
+    columns = {name: values[entries] for name, values in found.calibration.items()}
+    return _table_by_row(columns, folds[chosen])
 
 
 def _score(
     folds: Folds, fit: Fit, found: Importance, name: str, chosen: np.ndarray, draws: int
 ) -> Score:
     """A score of the folds ``chosen`` with its tables; ``draws`` are those of chains of others."""
-    part, of_folds = folds[chosen], found.folds[name]
-    value, variance = of_folds.value[chosen], of_folds.variance[chosen]
-    unknown = np.full(len(part), np.nan)
+    part, rule = folds[chosen], find_rule(name)
+    of_folds, of_rows = found.folds[name].of(chosen), found.rows.get(name)
+    variance, unknown = of_folds.variance, np.full(len(part), np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
-        effective = np.where(variance > 0, of_folds.spread[chosen] / variance, np.nan)
+        effective = np.where(variance > 0, of_folds.spread / variance, np.nan)
     entries = concatenated_ranges(folds.test_start, chosen)
-    full = found.full_folds[chosen]
-    by_row = name == "log_pointwise" and len(found.rows.value) > len(folds)
-    of_rows = _taken(found.rows, entries) if by_row else None
+    size = part.n_test if rule.aggregate is not None else 1.0
+    rows, full = None, found.full_folds[chosen] if name in LOG_SCORES else unknown
     if of_rows is not None:
+        rows = _row_table(found, name, of_rows.of(entries), entries, part)
         full = np.add.reduceat(found.full_rows[entries], part.test_start[:-1])
     columns: dict[str, Any] = {
-        find_rule(name).column: value,
-        "mcse": np.sqrt(variance),
+        rule.column: of_folds.value / size,
+        "mcse": np.sqrt(variance) / size,
         "ess": effective,
         "rhat": unknown,
         "slowest_ess": unknown,
         "pareto_k": found.pareto_k[chosen],
         "overlap": unknown,
-        "p": full - value,
+        "p": full - of_folds.value if name in LOG_SCORES else unknown,
         "acceptance": unknown,
         "divergences": np.zeros(len(part), np.int64),
         "n_train": part.n_train,
         "n_test": part.n_test,
         "weight": part.fold_weight,
-        "spread": of_folds.spread[chosen],
-        "noise": variance * draws,
+        "spread": of_folds.spread,
+        "noise": variance * draws if name in LOG_SCORES else unknown,
         "estimator": np.full(len(part), "weights"),
         "method": np.full(len(part), "importance"),
-        "status": _status(fit, found, value, effective, chosen),
+        "status": _status(fit, found, of_folds.value, effective, chosen),
     }
     influence = found.influence[name]
     return finish_score(
         name,
         _table(columns, part),
-        None if of_rows is None else _row_table(of_rows, found.full_rows[entries], part),
+        rows,
         draws,
         0.0,
         influence,
         float(found.draws.variance(influence)),
     )
-
-
-def _taken(ratio: Ratio, entries: np.ndarray) -> Ratio:
-    return Ratio(ratio.value[entries], ratio.variance[entries], ratio.spread[entries])
 
 
 def _table(columns: dict[str, Any], folds: Folds) -> xr.Dataset:
@@ -132,16 +137,21 @@ def _table(columns: dict[str, Any], folds: Folds) -> xr.Dataset:
     return xr.Dataset(found, coords={"fold": folds.names})
 
 
-def _row_table(ratio: Ratio, full: np.ndarray, folds: Folds) -> xr.Dataset:
+def _row_table(
+    found: Importance, name: str, scored: Scored, entries: np.ndarray, folds: Folds
+) -> xr.Dataset:
+    columns = {find_rule(name).column: scored.value, "mcse": np.sqrt(scored.variance)}
+    if name in LOG_SCORES:
+        columns["p"] = found.full_rows[entries] - scored.value
+    else:
+        columns["observed"] = found.observed[entries]
+    return _table_by_row(columns, folds)
+
+
+def _table_by_row(columns: dict[str, np.ndarray], folds: Folds) -> xr.Dataset:
     import xarray as xr
 
-    columns = {
-        "elpd": ratio.value,
-        "mcse": np.sqrt(ratio.variance),
-        "weight": folds.test_weight,
-        "fold": np.repeat(folds.names, folds.n_test),
-        "p": full - ratio.value,
-    }
+    columns |= {"weight": folds.test_weight, "fold": np.repeat(folds.names, folds.n_test)}
     found = {name: ("test_row", values) for name, values in columns.items()}
     return xr.Dataset(found, coords={"row": ("test_row", folds.test_rows)})
 
@@ -149,7 +159,7 @@ def _row_table(ratio: Ratio, full: np.ndarray, folds: Folds) -> xr.Dataset:
 def _status(
     fit: Fit, found: Importance, value: np.ndarray, effective: np.ndarray, chosen: np.ndarray
 ) -> np.ndarray:
-    draws, few = len(found.draws.positions), np.minimum(effective, found.weight_ess[chosen])
+    draws, few = len(found.draws.positions), np.fmin(effective, found.weight_ess[chosen])
     conditions = {
         "not finite": ~np.isfinite(value),
         "cut off": found.cut_off[chosen],
@@ -190,8 +200,9 @@ def with_chains(weighted: CVResult, chains: CVResult) -> CVResult:
         test,
         info,
         chains.draws,
-        run=chains.run,
-        weighted=weighted,
+        join_calibrations(parts, entries),
+        chains.run,
+        weighted,
     )
 
 
@@ -234,6 +245,9 @@ def chains_alone(result: CVResult) -> CVResult:
             "rows": result.test["rows"][entries],
             "index": result.test["index"][chosen],
         },
+        calibration=None
+        if result.calibration is None
+        else result.calibration.isel(test_row=entries),
         weighted=None,
     )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from jaxtyping import Float
 
 from foldwise.scores import logscore
 from foldwise.scores.evidence import Estimate, Evidence
 from foldwise.scores.hyvarinen import CURVATURE, bridged_curvature
 from foldwise.scores.needs import rule_of
-from foldwise.scores.rule import Context, jackknife
+from foldwise.scores.rule import Context, Sample, jackknife
 from foldwise.scores.rules import (
     BELOW,
     LOG_SCORES,
@@ -46,14 +47,19 @@ def calibration(evidence: Evidence) -> dict[str, np.ndarray] | None:
     if outcomes is None or BELOW.name not in outcomes.contributions:
         return None
     sample = sample_of(evidence, outcomes, BELOW)
+    return below_observed(sample, outcomes.observed, sample.count)
+
+
+def below_observed(
+    sample: Sample, observed: Float[np.ndarray, " row"], draws: np.ndarray | int
+) -> dict[str, np.ndarray]:
+    """What :func:`calibration` gives, from sums of ``BELOW`` over as many equal draws."""
     _, influence = jackknife(sample, lambda means: means[..., 0] + 0.5 * means[..., 1])
-    error = np.sqrt(sample.variance(influence))
-    error = np.maximum(error, 1.0 / sample.count)
     return {
         "below": sample.mean[:, 0],
         "equal": sample.mean[:, 1],
-        "mcse": error,
-        "observed": outcomes.observed,
+        "mcse": np.maximum(np.sqrt(sample.variance(influence)), 1.0 / draws),
+        "observed": observed,
     }
 
 

@@ -24,7 +24,8 @@ class Drawn(NamedTuple):
     the values that discrete observations take, ``batch`` the draws of a batch. ``recorded`` holds
     by name what the scores asked for need, by row, chain and draw: ``replicate``, a simulated
     value; ``first`` and ``second``, derivatives of the log density by the observed value;
-    ``probability``, that of each class.
+    ``probability``, that of each class. ``weight`` is that of each draw of the folds or rows that
+    are looked at; None: all draws count alike.
     """
 
     counts: Int[np.ndarray, " fold"]
@@ -33,6 +34,7 @@ class Drawn(NamedTuple):
     width: int
     classes: np.ndarray
     batch: int
+    weight: Float[np.ndarray, "unit chain draw"] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ class Context(NamedTuple):
 class Sample:
     """Block sums of one sampler's draws: what the jackknife leaves out in turn.
 
-    ``joined`` is the number of blocks in a batch of each unit; None: one.
+    ``joined`` is the number of blocks in a batch of each unit; None: one. Where draws have weights,
+    sums are of values times weights, and ``weight`` has those of the weights themselves.
     """
 
     total: Float[np.ndarray, "unit chain block feature"]
@@ -129,6 +132,7 @@ class Sample:
     draws: int
     full_blocks: int
     joined: Int[np.ndarray, " unit"] | None = None
+    weight: Float[np.ndarray, "unit chain block 1"] | None = None
 
     def variance(
         self, influence: Float[np.ndarray, "unit chain block"]
@@ -144,13 +148,19 @@ class Sample:
     @property
     def mean(self) -> Float[np.ndarray, "unit feature"]:
         """Means over all draws."""
-        return self.total.sum(axis=(1, 2)) / self.count
+        count = self.count if self.weight is None else self.weight.sum(axis=(1, 2))
+        return self.total.sum(axis=(1, 2)) / count
 
     @property
     def without(self) -> Float[np.ndarray, "unit chain block feature"]:
         """Means over the draws outside each full block in turn."""
-        rest = self.total.sum(axis=(1, 2))[:, None, None] - self.total[:, :, : self.full_blocks]
-        return rest / (self.count - self.length)
+        count: Any = self.count - self.length
+        if self.weight is not None:
+            count = self._rest(self.weight)
+        return self._rest(self.total) / count
+
+    def _rest(self, sums: np.ndarray) -> np.ndarray:
+        return sums.sum(axis=(1, 2))[:, None, None] - sums[:, :, : self.full_blocks]
 
     def influence(
         self, value: Float[np.ndarray, " unit"], left_out: Float[np.ndarray, "unit chain block"]

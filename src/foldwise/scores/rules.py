@@ -89,20 +89,20 @@ def _absolute_differences(drawn: Drawn) -> Features:
     Sorting makes this O(n log n).
     """
     x = drawn.recorded["replicate"]
-    rows, chains, draws = x.shape
+    rows, weight = len(x), _weights(drawn)
     order = np.argsort(x.reshape(rows, -1), axis=1)
     ranked = np.take_along_axis(x.reshape(rows, -1), order, axis=1)
-    count = chains * draws
-    below = ranked.cumsum(axis=1)
-    k = np.arange(1, count + 1)
-    distance = (2 * k - count) * ranked - 2 * below + below[:, -1:]
+    own = np.take_along_axis(weight.reshape(len(weight), -1), order, axis=1)
+    number, below = own.cumsum(axis=1), (own * ranked).cumsum(axis=1)
+    distance = (2 * number - number[:, -1:]) * ranked - 2 * below + below[:, -1:]
     sums = np.empty_like(ranked)
     np.put_along_axis(sums, order, distance, axis=1)
     sums = sums.reshape(x.shape)
-    for batch in _batches(draws, drawn.batch):
+    for batch in _batches(x.shape[2], drawn.batch):
         part = x[:, :, batch]
-        sums[:, :, batch] -= np.abs(part[..., :, None] - part[..., None, :]).sum(axis=-1)
-    return _with_mean_distance(np.abs(x - drawn.observed[:, None, None]), sums, drawn.batch)
+        apart = np.abs(part[..., :, None] - part[..., None, :])
+        sums[:, :, batch] -= (apart * weight[:, :, None, batch]).sum(axis=-1)
+    return _with_mean_distance(np.abs(x - drawn.observed[:, None, None]), sums, weight, drawn.batch)
 
 
 def _norms(drawn: Drawn) -> Features:
@@ -111,34 +111,43 @@ def _norms(drawn: Drawn) -> Features:
 
     _, chains, draws = drawn.recorded["replicate"].shape
     found = []
-    for x, y in zip(
+    for x, y, weight in zip(
         *(_split(a, drawn.counts) for a in (drawn.recorded["replicate"], drawn.observed)),
+        np.broadcast_to(_weights(drawn), (len(drawn.counts), chains, draws)),
         strict=True,
     ):
         points = x.reshape(len(x), -1).T
         parts = _batches(len(points), max(1, _CHUNK // len(points)))
-        sums = np.concatenate([cdist(points[part], points).sum(axis=1) for part in parts])
+        sums = np.concatenate([cdist(points[part], points) @ weight.ravel() for part in parts])
         sums = sums.reshape(chains, draws)
         for chain in range(chains):
             for batch in _batches(draws, drawn.batch):
                 near = x[:, chain, batch].T
-                sums[chain, batch] -= cdist(near, near).sum(axis=1)
+                sums[chain, batch] -= cdist(near, near) @ weight[chain, batch]
         far = np.sqrt(((x - y[:, None, None]) ** 2).sum(axis=0))
-        found.append(_with_mean_distance(far[None], sums[None], drawn.batch))
+        found.append(_with_mean_distance(far[None], sums[None], weight[None], drawn.batch))
     return np.concatenate(found)
+
+
+def _weights(drawn: Drawn) -> Float[np.ndarray, "unit chain draw"]:
+    """Weights of the draws; ones, for all rows or folds alike, where they have none."""
+    if drawn.weight is None:
+        return np.ones((1, *drawn.recorded["replicate"].shape[1:]))
+    return drawn.weight
 
 
 def _with_mean_distance(
     away: Float[np.ndarray, "unit chain draw"],
     sums: Float[np.ndarray, "unit chain draw"],
+    weight: Float[np.ndarray, "unit chain draw"],
     batch: int,
 ) -> Features:
-    """``away``, and 2 g - G from the sums of distances to the draws of other batches."""
-    _, chains, draws = sums.shape
-    lengths = [part.stop - part.start for part in _batches(draws, batch)]
-    pairs = chains * sum(length * (chains * draws - length) for length in lengths)
-    mean = (sums.sum(axis=(1, 2)) / pairs)[:, None, None]
-    return np.stack([away, 2.0 * sums * (chains * draws / pairs) - mean], axis=-1)
+    """``away``, and 2 g - G from the weighted sums of distances to the draws of other batches."""
+    whole = weight.sum(axis=(1, 2))
+    edges = [part.start for part in _batches(sums.shape[2], batch)]
+    pairs = whole**2 - (np.add.reduceat(weight, edges, axis=2) ** 2).sum(axis=(1, 2))
+    mean = ((weight * sums).sum(axis=(1, 2)) / pairs)[:, None, None]
+    return np.stack([away, 2.0 * sums * (whole / pairs)[:, None, None] - mean], axis=-1)
 
 
 def _interval_ends(drawn: Drawn, level: float) -> Features:
@@ -151,11 +160,33 @@ def _interval_ends(drawn: Drawn, level: float) -> Features:
     x, ends = drawn.recorded["replicate"], []
     for p in (0.5 - 0.5 * level, 0.5 + 0.5 * level):
         h = 0.5 * min(p, 1.0 - p)
-        wanted = np.quantile(x, [p, p - h, p + h], axis=(1, 2), method="normal_unbiased")
-        q, low, high = wanted[..., None, None]
+        q, low, high = _quantiles(x, drawn.weight, [p, p - h, p + h])[..., None, None]
         inside = (x <= q).astype(float)
-        ends.append(q + (inside.mean(axis=(1, 2), keepdims=True) - inside) * (high - low) / (2 * h))
+        share = np.average(inside, axis=(1, 2), weights=drawn.weight)[:, None, None]
+        ends.append(q + (share - inside) * (high - low) / (2 * h))
     return np.stack(ends, axis=-1)
+
+
+def _quantiles(
+    x: Float[np.ndarray, "row chain draw"],
+    weight: Float[np.ndarray, "row chain draw"] | None,
+    probabilities: list[float],
+) -> Float[np.ndarray, "probability row"]:
+    """Quantiles of each row's draws, nearly unbiased for normal ones.
+
+    Between sorted draws, of which the one with weight w and the weight C up to and with it stands
+    for the probability (C - 3/8 w) / (1 + 1 / (4 n)), weights adding up to one: for equal weights
+    the usual (k - 3/8) / (n + 1/4).
+    """
+    if weight is None:
+        return np.quantile(x, probabilities, axis=(1, 2), method="normal_unbiased")
+    flat, own = x.reshape(len(x), -1), weight.reshape(len(x), -1)
+    order = np.argsort(flat, axis=1)
+    flat, own = np.take_along_axis(flat, order, axis=1), np.take_along_axis(own, order, axis=1)
+    own = own / own.sum(axis=1, keepdims=True)
+    place = (own.cumsum(axis=1) - 0.375 * own) / (1.0 + 0.25 / own.shape[1])
+    found = [np.interp(probabilities, at, values) for at, values in zip(place, flat, strict=True)]
+    return np.stack(found, axis=1)
 
 
 def _batches(draws: int, batch: int) -> list[slice]:
