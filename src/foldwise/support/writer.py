@@ -106,11 +106,14 @@ def _flush(path: Path) -> None:
 
 
 def move_folder(done: Path, target: Path) -> None:
-    """Move the folder ``done`` to ``target``, in place of one that is there."""
+    """Move the folder ``done`` to ``target``, in place of one that is there.
+
+    The older one is called ``target``.old meanwhile, in plain sight, should this be its end.
+    """
     if not target.is_dir():
         os.rename(done, target)
         return
-    old = done.with_suffix(".old")
+    old = free_name(target, "old")
     os.rename(target, old)
     try:
         os.rename(done, target)
@@ -118,3 +121,12 @@ def move_folder(done: Path, target: Path) -> None:
         os.rename(old, target)
         raise
     shutil.rmtree(old)
+
+
+def free_name(target: Path, what: str) -> Path:
+    """A name beside ``target`` that says ``what`` it is, and is not taken."""
+    found, count = target.with_name(f"{target.name}.{what}"), 1
+    while os.path.lexists(found):
+        count += 1
+        found = target.with_name(f"{target.name}.{what}{count}")
+    return found
