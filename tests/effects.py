@@ -146,7 +146,10 @@ class Effects:
         return 0.5 * LOG_2PI * float(sizes.max() - sizes[cell])
 
     def brute(self, cell: int, draw, sets, half_width: float = 8.0, points=None) -> np.ndarray:
-        """log Z of the row sets ``sets`` (arrays of row numbers), less the prior at the draw."""
+        """log Z of the row sets ``sets`` (arrays of row numbers), less the prior at one place.
+
+        That is the prior's mode where all priors are normal, else the draw's.
+        """
         j = self.group_of(cell)
         group, size = self.groups[j], self.groups[j].effects
         points = points or {1: 20001, 2: 501, 3: 91}[size]
@@ -155,7 +158,8 @@ class Effects:
         tau = np.exp(draw[0])
         with jax.enable_x64(True):
             prior = np.asarray(PRIORS[group.prior](grid / tau))
-            here = float(PRIORS[group.prior](draw[2:][self.effects[j]] / tau))
+            bent = any(g.prior != "normal" for g in self.groups)
+            here = float(PRIORS[group.prior](bent * draw[2:][self.effects[j]] / tau))
             rows = np.asarray(ROWS[group.kind](self.y[j], draw[1] + grid @ self.x[j].T))
         volume = size * np.log(axis[1] - axis[0]) + self.constant(cell)
         first = self.rows[j][0]
@@ -171,8 +175,8 @@ class Effects:
         x = self.x[j][rows - self.rows[j][0]]
         away = self.y[j][rows - self.rows[j][0]] - draw[1]
         covariance = x @ scale @ x.T + 0.7**2 * np.eye(len(rows))
-        u = draw[2:][self.effects[j]]
-        return log_normal(away, covariance) - log_normal(u, scale) + self.constant(cell)
+        at_mode = log_normal(np.zeros(size), scale)
+        return log_normal(away, covariance) - at_mode + self.constant(cell)
 
 
 def log_normal(x, covariance) -> float:

@@ -26,6 +26,7 @@ from foldwise.sampling.blocks import (
 from foldwise.sampling.fit import Fit, FitError, check_draws
 from foldwise.sampling.full_data import full_data_fit, longer_fit
 from foldwise.sampling.metric import MetricShape
+from foldwise.sampling.refits import with_refits
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample
 from foldwise.sampling.target import Goal, longer_fit_needed, not_reached, run_to_target
@@ -169,7 +170,7 @@ def cross_validate(
     with Progress(progress) as bar:
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
-            fits.append(_fit(candidate, fit, own_seed, bar))
+            fits.append(_fit(candidate, fit, own_seed, bar, weighted))
         tasks = [
             Task(candidate, folds, own_fit, replace(settings, seed=own_seed), fit is None)
             for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True)
@@ -227,6 +228,8 @@ def _by_importance(task: Task, goal: Goal, everything: bool, bar: Progress) -> C
             break
         task = task._replace(fit=longer_fit(task.model, task.fit, draws, bar))
         found, seconds = _weights(task, everything, bar)
+    if not everything:
+        found = _refits(task, found, seconds, bar)
     rest = np.flatnonzero(~found.used)
     if len(rest) == len(task.folds):
         return _by_chains([task], goal, bar)[0]
@@ -256,6 +259,14 @@ def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, d
         model, structure, folds, draws, settings.scores, everything, settings.seed
     )
     return found, {"fit": task.fit_seconds, "weights": time.perf_counter() - began}
+
+
+def _refits(task: Task, found: Importance, seconds: dict[str, float], bar: Progress) -> Importance:
+    """``found`` with folds that weights cannot serve refitted, where few parameters are shared."""
+    began = time.perf_counter()
+    found = with_refits(task.model, task.folds, found, task.settings.seed, bar)
+    seconds["refits"] = time.perf_counter() - began
+    return found
 
 
 def _fit_draws_to_target(task: Task, goal: Goal, found: Importance) -> int:
@@ -303,11 +314,14 @@ def _score_names(scores: str | tuple[str, ...] | None, folds: Folds) -> tuple[st
     return (scores,) if isinstance(scores, str) else tuple(scores)
 
 
-def _fit(model: Model, fit: Fit | None, seed: int, bar: Progress) -> Fit:
-    """The full-data fit of a model: the one given, checked, or one made here."""
+def _fit(model: Model, fit: Fit | None, seed: int, bar: Progress, marginal: bool) -> Fit:
+    """The full-data fit of a model: the one given, checked, or one made here.
+
+    ``marginal``: of what is shared alone, where parameters belong to groups.
+    """
     model.check_values()
     if fit is None:
-        fit = full_data_fit(model, seed, bar)
+        fit = full_data_fit(model, seed, bar, marginal)
     else:
         fit.check(model)
         if fit.made_elsewhere:

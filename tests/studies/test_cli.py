@@ -445,16 +445,19 @@ def test_version_and_entry_point():
     assert started.returncode == 0
 
 
-def test_ctrl_c_leaves_one_line_and_nothing_else(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "by"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+def test_signals_leave_one_line_and_nothing_else(tmp_path, number, code, by):
     waiting = "lambda *_, **__: (print('ready', flush=True), time.sleep(60))"
     file = run_file(tmp_path, f"{TWO}settings = {{}}\nimport time\nfw.cross_validate = {waiting}\n")
     with command("run", file, "--out", str(tmp_path / "out")) as started:
         assert started.stderr.readline() == "ready\n"  # what a run prints goes there
-        assert any(name.endswith(".partial") for name in os.listdir(tmp_path))
-        started.send_signal(signal.SIGINT)
+        assert "out" in os.listdir(tmp_path)
+        started.send_signal(number)
         out, err = started.communicate(timeout=60)
-    assert started.returncode == 130
-    assert (out, err) == ("", "foldwise: stopped by Ctrl-C; nothing was written\n")
+    assert started.returncode == code
+    assert (out, err) == ("", f"foldwise: stopped by {by}; nothing was written\n")
     assert set(os.listdir(tmp_path)) - {"__pycache__"} == {"mine.py"}
 
 

@@ -112,7 +112,7 @@ def test_overwrite_replaces_all_of_an_earlier_one(study, light, tmp_path):
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
 def test_nothing_is_left_when_a_run_fails(study, tmp_path, capsys, monkeypatch, error):
     def run(name, options):
-        assert len(os.listdir(tmp_path / "new")) == 1  # the folder is made sure of before
+        assert os.listdir(tmp_path / "new") == ["out"]  # the folder is made sure of before
         raise error
 
     monkeypatch.setattr(studies, "run", run)
@@ -124,16 +124,88 @@ def test_nothing_is_left_when_a_run_fails(study, tmp_path, capsys, monkeypatch, 
 
 def test_a_place_taken_meanwhile_costs_nothing(study, light, tmp_path, capsys, monkeypatch):
     out, answer = tmp_path / "out", studies.run
+    out.mkdir()
+    (out / "older.nc").touch()
 
     def run(name, options):
-        out.mkdir()
         (out / "other").write_text("someone else's")
         return answer(name, options)
 
     monkeypatch.setattr(studies, "run", run)
-    assert cli.main(["study", "toy", "--out", str(out)]) == 1
+    assert cli.main(["study", "toy", "--out", str(out), "--overwrite"]) == 1
     where = Path(capsys.readouterr().err.rpartition("is in ")[2].strip())
-    assert (where / "report.json").is_file() and os.listdir(out) == ["other"]
+    assert (where / "report.json").is_file() and sorted(os.listdir(out)) == ["older.nc", "other"]
+
+
+def two_of_three(results, error):
+    """A study of which the third model fails."""
+
+    def run(name, options):
+        first, second = results
+        options.finished({first: results[first]})
+        options.finished(results)
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_models_that_are_finished_are_kept_when_another_fails(
+    study, light, results, tmp_path, capsys, monkeypatch, error, overwrite
+):
+    out = tmp_path / "out"
+    if overwrite:
+        out.mkdir()
+        (out / "older.nc").touch()
+    monkeypatch.setattr(studies, "run", two_of_three(results, error))
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    arguments = ["--overwrite"] if overwrite else []
+    message = fails(capsys, "study", "toy", "--out", str(out), *arguments, code=code)
+    where = tmp_path / ("out.new" if overwrite else "out")
+    assert f"what was finished is in {where}" in message and "nothing" not in message
+    assert sorted(os.listdir(where)) == ["with_x.nc", "x_without.nc"]
+    assert not overwrite or os.listdir(out) == ["older.nc"]
+
+
+def test_ctrl_c_while_figures_are_drawn_costs_only_figures(
+    study, light, tmp_path, capsys, monkeypatch
+):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output, "draw", stop)
+    assert cli.main(["study", "toy", "--out", str(tmp_path / "out")]) == 130
+    printed = capsys.readouterr()
+    assert f"results and reports are in {tmp_path / 'out'}" in printed.err
+    assert "A wins." in printed.out
+    assert {"report.json", "report.txt", "with_x.nc"} <= set(os.listdir(tmp_path / "out"))
+
+
+def test_overwrite_that_ends_between_its_moves_leaves_both_in_sight(
+    study, light, tmp_path, monkeypatch
+):
+    out, rename, moves = tmp_path / "out", os.rename, []
+    out.mkdir()
+    (out / "older.nc").touch()
+
+    def killed(source, place):
+        if moves:
+            raise KeyboardInterrupt
+        moves.append(source)
+        rename(source, place)
+
+    monkeypatch.setattr(os, "rename", killed)
+    assert cli.main(["study", "toy", "--out", str(out), "--overwrite"]) == 130
+    assert sorted(os.listdir(tmp_path)) == ["out.new", "out.old"]
+    assert (tmp_path / "out.new" / "report.json").is_file()
+
+
+def test_two_runs_do_not_write_into_one_folder(study, light, tmp_path, capsys):
+    with output.new_folder(tmp_path / "out"):
+        message = fails(capsys, "study", "toy", "--out", str(tmp_path / "out"))
+    assert f"one process at a time, but process {os.getpid()}" in message
+    assert study == []
 
 
 def test_a_figure_that_fails_costs_no_results(study, light, tmp_path, capsys, monkeypatch):

@@ -39,7 +39,7 @@ def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
 
 def _restored(result: CVResult, model: Model | None) -> Run:
     """The run of a result that was loaded from a file."""
-    if "state" not in result.info and (result.folds["method"].values == "importance").all():
+    if "state" not in result.info and not (result.folds["method"].values == "mcmc").any():
         raise ValueError(
             "extend runs chains further, but this result has none: its scores come from the "
             "full-data draws alone; for a smaller Monte Carlo error pass a longer fit, "

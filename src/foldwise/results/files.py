@@ -43,16 +43,19 @@ from foldwise.results.packing import (
     unpack,
 )
 from foldwise.results.result import CVResult
+from foldwise.results.sealing import SIGNATURE, beginning, declared, seal_holds, sealed
 from foldwise.sampling.blocks import Sampler, Tuning
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, fold_program
 from foldwise.scores.evidence import Evidence, FullData, Ladder, Outcomes, Pace
-from foldwise.support.writer import whole_file
+from foldwise.support.runtime import free_memory
+from foldwise.support.writer import write_whole
 
 # Arrays from this size on are compressed: blocks not yet reached and padding shrink to nothing.
 _COMPRESS_BYTES = 2**16
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# What texts take in memory, each, besides their letters.
+_TEXT_BYTES = 100
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,17 +74,18 @@ class SavedState:
 def save(result: CVResult, path: str | os.PathLike[str]) -> Path:
     """Write ``result`` and the state of its chains to one netCDF-4 file; returns its path.
 
-    A path without a suffix gets ``.nc``. The file is written beside its place and moved there
-    when complete, so that an interrupted save leaves an older file as it was.
+    A path without a suffix gets ``.nc``. The file is made in memory, written beside its place,
+    flushed to disk and then moved there: whatever happens, an older file is there or the new one.
     """
     if not isinstance(result, CVResult):
         raise TypeError(f"only a CVResult can be saved, got {type(result).__name__}")
     target = _target(path)
     tree = _result_tree(result)
     _need_h5netcdf()
+    # in memory: the HDF5 library does not survive a full disk
+    content = tree.to_netcdf(None, engine="h5netcdf", encoding=_encodings(tree))
     try:
-        with whole_file(target) as partial:
-            tree.to_netcdf(partial, engine="h5netcdf", encoding=_encodings(tree))
+        write_whole(target, sealed(content))
     except OSError as error:
         raise OSError(
             f"{target} could not be written ({error}); choose a folder in which files can be "
@@ -144,21 +148,32 @@ def _existing(path: str | os.PathLike[str]) -> Path:
 
 def _read(file: Path) -> xr.DataTree:
     """The file's groups, in memory, as stored; raises unless they are a result's, and whole."""
-    with file.open("rb") as stream:
-        begins = stream.read(len(_SIGNATURE))
-    if begins != _SIGNATURE:
+    begins = beginning(file)
+    if begins != SIGNATURE:
         raise ValueError(
             f"{file} must be a result saved by foldwise, a netCDF-4 file, but it begins with "
             f"{begins!r}, as no such file does; pass the path that was given to result.save"
         )
     _need_h5netcdf()
+    changed = ValueError(
+        f"{file} must be as foldwise saved it, but its content does not match its checksum: "
+        "it is damaged or was changed; restore it from a copy, or run again"
+    )
+    if seal_holds(file) is False:
+        raise changed
     try:
         tree, intact = _open(file)
         version = int(tree.attrs.get("format_version", 0))
     except Exception as error:  # a damaged file raises almost anything
+        if _lacks_memory(error):
+            raise MemoryError(
+                f"{file} must fit in memory, but there is too little; free some, or load it on a "
+                "machine that has more"
+            ) from error
         raise ValueError(
             f"{file} must be a result saved by foldwise, but it could not be read: it is "
-            "damaged, cut short, or another kind of file; restore it from a copy, or run again"
+            f"damaged, cut short, or another kind of file ({_reason(error)}); restore it from a "
+            "copy, or run again"
         ) from error
     if tree.attrs.get("format") != FORMAT:
         raise ValueError(
@@ -171,18 +186,27 @@ def _read(file: Path) -> xr.DataTree:
             f"{FORMAT_VERSION}; upgrade foldwise"
         )
     if not intact:
-        raise ValueError(
-            f"{file} must be as foldwise saved it, but its content does not match its checksum: "
-            "it is damaged or was changed; restore it from a copy, or run again"
-        )
+        raise changed
     return tree
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether an error of reading says that memory was lacking, as HDF5 says it in its own way."""
+    text = str(error).lower()
+    lacking = ("memory allocation failed", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(words in text for words in lacking)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def _open(file: Path) -> tuple[xr.DataTree, bool]:
     """The file's groups, read if they are foldwise's, and whether they match their checksum."""
-    import h5py
-
-    h5py.File(file, "r").close()  # h5netcdf does not clean up after a file that does not open
+    size, texts = declared(file)
+    free = free_memory()
+    if free is not None and size + _TEXT_BYTES * texts > free:
+        raise MemoryError(f"{size / 1e9:.1f} GB of numbers do not fit into {free / 1e9:.1f} GB")
     with xr.open_datatree(
         file,
         engine="h5netcdf",
@@ -190,12 +214,13 @@ def _open(file: Path) -> tuple[xr.DataTree, bool]:
         decode_times=False,
         decode_timedelta=False,
     ) as tree:
-        if tree.attrs.get("format") != FORMAT:
+        if tree.attrs.get("format") != FORMAT or tree.attrs.get("size", size) != size:
             return tree, False
         for node in tree.subtree:  # DataTree.load leaves out variables named like a group
             for variable in node.variables.values():
                 variable.load()
-        return tree, _checksum(tree) == tree.attrs.get("checksum")
+        older = "size" not in tree.attrs
+        return tree, _checksum(tree, variables=not older) == tree.attrs.get("checksum")
 
 
 def _need_h5netcdf() -> None:
@@ -224,8 +249,11 @@ def _encodings(tree: xr.DataTree) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def _checksum(tree: xr.DataTree) -> str:
-    """Digest of every group's attributes and values, whatever their order in the file."""
+def _checksum(tree: xr.DataTree, variables: bool = True) -> str:
+    """Digest of every group's attributes and values, whatever their order in the file.
+
+    ``variables``: of the attributes of variables too, which older files left out.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for node in sorted(tree.subtree, key=lambda node: node.path):
         attributes = {k: plain_number(v) for k, v in node.attrs.items() if k != "checksum"}
@@ -234,11 +262,24 @@ def _checksum(tree: xr.DataTree) -> str:
         for name in sorted(map(str, dataset.variables)):
             values = dataset.variables[name].values
             text = values.dtype.kind in "UO"
-            head = [name, "text" if text else values.dtype.str, values.shape]
-            digest.update(json.dumps(head).encode())
+            head: list[Any] = [name, "text" if text else values.dtype.str, values.shape]
+            if variables:
+                own = dataset.variables[name].attrs
+                head.append({str(key): plain_number(value) for key, value in own.items()})
+            digest.update(json.dumps(head, sort_keys=True).encode())
             content = json.dumps(values.tolist()).encode() if text else values.tobytes()
             digest.update(content)
     return digest.hexdigest()
+
+
+def _size(tree: xr.DataTree) -> int:
+    """Bytes of all numbers, which a file must declare."""
+    return sum(
+        variable.nbytes
+        for node in tree.subtree
+        for variable in node.to_dataset(inherit=False).variables.values()
+        if variable.dtype.kind not in "UO"
+    )
 
 
 # ---------------------------------------------------------------- results and groups
@@ -262,6 +303,7 @@ def _result_tree(result: CVResult) -> xr.DataTree:
     if result.weighted is not None:
         children["weighted"] = _result_tree(result.weighted)
     tree = xr.DataTree(xr.Dataset(attrs=attributes_of(result.info)), children=children)
+    tree.attrs["size"] = _size(tree)
     tree.attrs["checksum"] = _checksum(tree)
     return tree
 

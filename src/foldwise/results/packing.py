@@ -32,7 +32,7 @@ from foldwise.scores.sums import BlockSums, BridgeGrid, RowSums, RunningSums, Wa
 FORMAT = "foldwise-result"
 FORMAT_VERSION = 1
 # Attributes of the root group that are not ``info``.
-RESERVED = ("format", "format_version", "foldwise_version", "json_keys", "checksum")
+RESERVED = ("format", "format_version", "foldwise_version", "json_keys", "size", "checksum")
 _RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (
@@ -75,6 +75,8 @@ _TIME_UNITS = {
 }
 
 
+# Text is padded to the width of its type, if no more bytes than these come of it.
+_MOST_PADDING = 2**26
 # Labels that JSON keeps as they are.
 _PlainLabel = bool | int | float | str | None
 
@@ -214,17 +216,36 @@ def _restored(variable: xr.Variable) -> np.ndarray:
     values, dtype = np.array(variable.values), variable.attrs.get("numpy_dtype")
     if dtype is None:
         return values
-    if dtype == "object":
+    if dtype == "object" and values.dtype.kind in "UO":
         read = json.loads if "labels" in variable.attrs else str
         objects = np.empty(values.size, object)
         objects[:] = [_label(read(text)) for text in values.ravel()]
         return objects.reshape(values.shape)
     target = np.dtype(dtype)
+    if not _comes_from(target, values):
+        raise ValueError(f"{values.dtype} of shape {values.shape} cannot have been {dtype}")
     if target.kind in "mM":
         return values.view(target)
     if target.kind in "biuU" or dtype[1:] in ("f4", "f8"):
         return values.astype(target)
     return values.view(target)[..., 0]
+
+
+def _comes_from(target: np.dtype, values: np.ndarray) -> bool:
+    """Whether ``_stored`` makes such values of an array of the type ``target``."""
+    stored = values.dtype
+    if target.kind == "b":
+        return stored == np.int8 and bool(np.isin(values, (0, 1)).all())
+    if target.kind in "mM":
+        return stored == np.int64
+    if target.kind in "iu" or target.str[1:] in ("f4", "f8"):
+        return bool(stored == target.newbyteorder("="))
+    if target.kind == "U":
+        longest = max((len(str(text)) for text in values.ravel()), default=0)
+        few = target.itemsize * values.size <= _MOST_PADDING or target.itemsize <= 4 * longest
+        return stored.kind in "UO" and few and longest <= max(target.itemsize // 4, 1)
+    sized = target.kind in "SVfc" and values.ndim > 0
+    return sized and stored == np.uint8 and values.shape[-1] == target.itemsize
 
 
 def _texts(values: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:

@@ -116,7 +116,7 @@ def _score(
         "spread": of_folds.spread,
         "noise": variance * draws if name in LOG_SCORES else unknown,
         "estimator": np.full(len(part), "weights"),
-        "method": np.full(len(part), "importance"),
+        "method": np.where(found.own[chosen], "refit", "importance"),
         "status": _status(fit, found, of_folds.value, effective, chosen),
     }
     influence = found.influence[name]
@@ -125,7 +125,7 @@ def _score(
         _table(columns, part),
         rows,
         draws,
-        0.0,
+        found.own_variance[name],
         influence,
         float(found.draws.variance(influence)),
         folds.pointwise,
@@ -166,7 +166,7 @@ def _status(
         "not finite": ~np.isfinite(value),
         "cut off": found.cut_off[chosen],
         "integrals not settled": found.unsettled[chosen],
-        "uneven weights": uneven(found.pareto_k, found.weight_ess, draws)[chosen],
+        "uneven weights": (uneven(found.pareto_k, found.weight_ess, draws) & ~found.own)[chosen],
         "few effective draws": few < diagnostics.ESS_LIMIT,
         "fit not settled": np.full(len(chosen), not fit.settled),
     }

@@ -21,6 +21,7 @@ from foldwise.sampling.fit import (
     is_settled,
     largest,
 )
+from foldwise.sampling.globals import draw_globals
 from foldwise.sampling.improper import improper_direction
 from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
@@ -83,13 +84,19 @@ def fit(
     return result
 
 
-def full_data_fit(model: Model, seed: int, bar: Progress) -> Fit:
+def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False) -> Fit:
     """The fit of a checked model that cross-validation starts from, 4,000 draws.
 
-    Small models are tried with many short chains first, which compile in no time. Where these do
-    not converge NUTS is next, from where the short chains that are farthest apart have come to.
+    With ``marginal``, where parameters belong to groups, the others are sampled alone first. Small
+    models are tried with many short chains next, which compile in no time. Where these do not
+    converge NUTS is last, from where the short chains that are farthest apart have come to.
     """
     began, spent, starts, ends = time.perf_counter(), 0, None, None
+    alone = draw_globals(model, seed, bar) if marginal else None
+    if alone is not None:
+        result = _made(model, alone, seed, began)
+        if not result.problems():
+            return result
     for run in draw_pooled(model, seed, bar) if suits(model) else ():
         result = _made(model, run, seed, began)
         stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0

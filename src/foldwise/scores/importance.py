@@ -58,9 +58,11 @@ class Importance:
     ``pareto_k`` is the shape of the tail of each fold's weights, ``weight_ess`` how many equal
     weights are worth as much. ``cut_off`` says that a left-out row has density zero close to the
     draws, ``unsettled`` that integrals of the fold cannot be relied on.
-    ``used`` are the folds that the scores are for: all, or those that are reliable. ``folds`` has
-    the scores by name, ``rows`` those that are by row. ``influence`` is, by score, what each draw
-    adds to the weighted sum over the folds used. ``observed`` are the test rows' values, where
+    ``used`` are the folds that the scores are for: all, or those that are reliable, and ``own``
+    those of them that have draws of their own (``sampling/refits.py``). ``folds`` has the scores by
+    name, ``rows`` those that are by row. ``influence`` is, by score, what each draw
+    adds to the weighted sum over the folds used, and ``own_variance`` the variance of that sum that
+    own draws add. ``observed`` are the test rows' values, where
     scores need them, and ``calibration`` is theirs, where they were simulated. ``full_folds`` and
     ``full_rows`` are the log densities of the same folds and rows by the full-data posterior
     itself.
@@ -73,9 +75,11 @@ class Importance:
     cut_off: Bool[np.ndarray, " fold"]
     unsettled: Bool[np.ndarray, " fold"]
     used: Bool[np.ndarray, " fold"]
+    own: Bool[np.ndarray, " fold"]
     folds: dict[str, Scored]
     rows: dict[str, Scored]
     influence: dict[str, Float[np.ndarray, " draw"]]
+    own_variance: dict[str, float]
     observed: Float[np.ndarray, " row"]
     calibration: dict[str, np.ndarray] | None
     full_folds: Float[np.ndarray, " fold"]
@@ -110,11 +114,13 @@ def by_importance(
     scores: tuple[str, ...],
     everything: bool,
     seed: int = 0,
+    excess: Float[np.ndarray, " draw"] | None = None,
 ) -> Importance:
     """Scores of the folds from full-data draws; other than log scores only without cells.
 
     ``everything`` asks for all folds; else only those are used for which the weights and integrals
-    can be relied on. ``seed`` is that of simulated values.
+    can be relied on. ``seed`` is that of simulated values. Draws of another density than the
+    full-data posterior have an ``excess``: the log of the posterior's over theirs.
     """
     positions = draws.positions
     classes = classes_of(model, scores, positions)
@@ -128,6 +134,8 @@ def by_importance(
         needs = needs_of(structure, some, emit.by_row)
         values = Values(model, structure, needs, positions)
         found = _evaluate(values, needs, some, draws, impossible)
+        if excess is not None:
+            found = found._replace(left_out=found.left_out - excess)
         if arrays_held(emit):
             given = predictions(model, emit, classes, some, draws, seed)
             found = found._replace(predictions=given)
@@ -201,9 +209,11 @@ def _block(
         found.cut_off,
         found.unsettled,
         used,
+        np.zeros(len(folds), bool),
         {name: score.folds for name, score in scored.items()},
         {name: score.rows for name, score in scored.items() if score.rows is not None},
         {name: score.influence for name, score in scored.items()},
+        dict.fromkeys(scored, 0.0),
         np.zeros(0) if given is None else given.observed,
         None if given is None else calibration(given, folds, draws, weights),
         found.full_folds,
@@ -355,9 +365,11 @@ def _joined(parts: list[Importance]) -> Importance:
         joined("cut_off"),
         joined("unsettled"),
         joined("used"),
+        joined("own"),
         scored("folds"),
         scored("rows"),
         {key: np.sum([part.influence[key] for part in parts], axis=0) for key in first.influence},
+        dict.fromkeys(first.influence, 0.0),
         joined("observed"),
         {key: np.concatenate([one[key] for one in calibrations]) for key in calibrations[0]}
         if calibrations

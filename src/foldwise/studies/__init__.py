@@ -6,8 +6,10 @@ to all data, cross-validates it, compares the models and puts together what was 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +33,10 @@ HALF_LOG_TWO_PI = 0.5 * np.log(2.0 * np.pi)
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a study; None means the study's own choice."""
+    """How to run a study; None means the study's own choice.
+
+    ``finished`` is called with the results so far whenever a model is done.
+    """
 
     quick: bool = False
     seed: int = 1
@@ -42,6 +47,11 @@ class Options:
     target_mcse: float | None = None
     progress: bool = True
     method: str | None = None
+    finished: Callable[[dict[str, fw.CVResult]], None] | None = field(default=None, compare=False)
+
+    def said(self) -> dict[str, Any]:
+        """What was chosen, for the report."""
+        return {key: value for key, value in vars(self).items() if key != "finished"}
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,8 @@ def conduct(
             seed=seed,
             progress=options.progress,
         )
+        if options.finished is not None:
+            options.finished(results)
     comparison = fw.compare(results) if len(results) > 1 else None
     tables = {"How it was run": run_table(results, fits, plan)}
     if options.quick:

@@ -2,7 +2,7 @@
 
 Reports go to standard output; progress, warnings and errors to standard error. Exit codes: 0 done
 (flagged folds are said in the report and in a warning), 1 an error, 2 a command line that makes no
-sense, 130 stopped by Ctrl-C. ``FOLDWISE_DEBUG=1`` shows where an error came from.
+sense, 130 stopped by Ctrl-C, 143 by SIGTERM. ``FOLDWISE_DEBUG=1`` shows where an error came from.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import copy
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +30,10 @@ from foldwise import studies
 from foldwise.crossval import MEMORIES, METHODS
 from foldwise.studies import output
 from foldwise.support.checks import resolve_seed
+
+# Called with the results so far whenever a model is done; and what does the work of a command.
+Finished = Callable[[dict[str, fw.CVResult]], None]
+Run = Callable[[Finished], tuple[studies.Outcome, Mapping[str, Any]]]
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -60,12 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = getattr(options, "file", None)
     own = file and file.resolve().parent  # before the user's file may change folders
     try:
-        with _warnings_in_a_line():
+        with _warnings_in_a_line(), _ended_by_terminate():
             options.command(options)
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("foldwise: stopped by Ctrl-C; nothing was written", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        by = "SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C"
+        left = "; ".join(getattr(stop, "__notes__", ["nothing was written"]))
+        print(f"foldwise: stopped by {by}; {left}", file=sys.stderr)
+        return 143 if isinstance(stop, Terminated) else 130
     except BrokenPipeError:  # the reader of our output has gone, as in "foldwise show DIR | head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -73,9 +83,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = _message(error, own)
         if message is None or os.environ.get("FOLDWISE_DEBUG", "0") not in ("", "0"):
             raise
-        print(message, file=sys.stderr)
+        print("\n".join([message, *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 1
     return 0
+
+
+class Terminated(KeyboardInterrupt):
+    """Asked to end by SIGTERM, as batch systems do."""
+
+
+@contextmanager
+def _ended_by_terminate() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: what is finished is kept, and it is said where."""
+
+    def stop(*_: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # ---------------------------------------------------------------- commands
@@ -86,8 +117,7 @@ def _demo(options: argparse.Namespace) -> None:
         "Two regressions on simulated groups, every group left out in turn: 100 posteriors.\n",
         file=sys.stderr,
     )
-    chosen = studies.Options(progress=options.progress)
-    _conduct(options, lambda: (studies.run("toy", chosen), vars(chosen)))
+    _conduct(options, _studied("toy", studies.Options(progress=options.progress)))
 
 
 def _study(options: argparse.Namespace) -> None:
@@ -105,11 +135,18 @@ def _study(options: argparse.Namespace) -> None:
         progress=options.progress,
         **{key: getattr(options, key) for key in _SAMPLING},
     )
-    _conduct(options, lambda: (studies.run(options.name, chosen), vars(chosen)))
+    _conduct(options, _studied(options.name, chosen))
+
+
+def _studied(name: str, chosen: studies.Options) -> Run:
+    def run(finished: Finished) -> tuple[studies.Outcome, dict[str, Any]]:
+        return studies.run(name, replace(chosen, finished=finished)), chosen.said()
+
+    return run
 
 
 def _run(options: argparse.Namespace) -> None:
-    def run() -> tuple[studies.Outcome, dict[str, Any]]:
+    def run(finished: Finished) -> tuple[studies.Outcome, dict[str, Any]]:
         file: Path = options.file
         module = _import(file)
         models, folds = _models(module, file), _needed(module, file, "folds")
@@ -119,7 +156,7 @@ def _run(options: argparse.Namespace) -> None:
                 settings[key] = getattr(options, key)
         settings["seed"] = resolve_seed(settings.get("seed"))
         settings["progress"] = options.progress
-        outcome = _cross_validated(file.stem, models, folds, settings)
+        outcome = _cross_validated(file.stem, models, folds, settings, finished)
         return outcome, {key: value for key, value in settings.items() if key != "fit"}
 
     _conduct(options, run)
@@ -141,20 +178,37 @@ def _plot(options: argparse.Namespace) -> None:
         print(target / f"{stem}.png")
 
 
-def _conduct(
-    options: argparse.Namespace, run: Callable[[], tuple[studies.Outcome, Mapping[str, Any]]]
-) -> None:
-    """Run, print and write; the output folder is made sure of first."""
+def _conduct(options: argparse.Namespace, run: Run) -> None:
+    """Run, write and print; the output folder is made sure of first, and each model kept there.
+
+    Figures come last: whatever becomes of them, everything else is in its place.
+    """
     place = output.new_folder(options.out, options.overwrite) if options.out else nullcontext()
     with place as folder:
         with redirect_stdout(sys.stderr):
-            outcome, settings = run()
-        report = output.record(outcome, settings)
-        print(output.as_json(report) if options.json else outcome, flush=True)
+            outcome, settings = run(partial(output.keep, folder=folder) if folder else _ignore)
         if folder is not None:
             output.write(outcome, settings, folder)
+    report = output.record(outcome, settings)
+    print(output.as_json(report) if options.json else outcome, flush=True)
     if options.out:
+        with _noted(f"results and reports are in {options.out}"):
+            output.draw(outcome.figures, options.out / "figures")
         print(f"\nwritten to {options.out}", file=sys.stderr)
+
+
+def _ignore(results: dict[str, fw.CVResult]) -> None:
+    """Nothing is kept where nobody asked for a folder."""
+
+
+@contextmanager
+def _noted(note: str) -> Iterator[None]:
+    """Have ``note`` said where something goes wrong."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(note)
+        raise
 
 
 # ---------------------------------------------------------------- a user's own file
@@ -226,16 +280,21 @@ def _settings(module: ModuleType, file: Path) -> dict[str, Any]:
 
 
 def _cross_validated(
-    name: str, models: dict[str, fw.Model] | fw.ModelFamily, folds: Any, settings: dict[str, Any]
+    name: str,
+    models: dict[str, fw.Model] | fw.ModelFamily,
+    folds: Any,
+    settings: dict[str, Any],
+    finished: Finished,
 ) -> studies.Outcome:
     """Results and comparison of the user's models, each with a seed of its own."""
     if isinstance(models, fw.ModelFamily):
         results = fw.cross_validate(models, folds, **settings)
     else:
-        results = {
-            label: fw.cross_validate(model, folds, **{**settings, "seed": settings["seed"] + k})
-            for k, (label, model) in enumerate(models.items())
-        }
+        results = {}
+        for k, (label, model) in enumerate(models.items()):
+            own = {**settings, "seed": settings["seed"] + k}
+            results[label] = fw.cross_validate(model, folds, **own)
+            finished(results)
     comparison = fw.compare(results) if len(results) > 1 else None
     return studies.Outcome(name, results, comparison, "", {}, output.figures(results))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +29,8 @@ from foldwise.results.result import CVResult, flags
 from foldwise.results.verdict import Verdict, standing
 from foldwise.scores.rules import LOG_SCORES, find_rule
 from foldwise.studies.outcome import Outcome
-from foldwise.support.writer import beside, move_folder
+from foldwise.support.locks import LOCK, Busy, locked
+from foldwise.support.writer import free_name, move_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 REPORT = "report.json"
 _PACKAGES = ("foldwise", "jax", "jaxlib", "blackjax", "numpy", "scipy", "xarray")
 # All that is ever written into an output folder; one with anything else is not replaced.
-_OURS = re.compile(r"report\.(txt|json)|figures|.*\.(nc|png)")
+_OURS = re.compile(rf"report\.(txt|json)|figures|.*\.(nc|png)|{re.escape(LOCK)}")
 
 
 # ---------------------------------------------------------------- reports
@@ -252,34 +252,43 @@ def file_stems(names: Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def new_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """A folder to write into, which takes its place at ``path`` if all goes well.
+    """A folder to write into, which is at ``path`` when all has gone well.
 
-    Refuses before any work: a file or a folder that is not empty at ``path`` (unless ``overwrite``
-    and it holds only what foldwise writes), and a place where no folder can be made.
+    It is at ``path`` from the beginning, or in place of one that ``overwrite`` replaces, beside it
+    until the end. What was written stays if something goes wrong, and the error has a note that
+    says where. Refuses before any work: a file or a folder that is not empty at ``path`` (unless
+    ``overwrite`` and it holds only what foldwise writes), a place where no folder can be made, and
+    a folder in which another process is at work.
     """
     target = Path(path).expanduser().resolve()
-    _check_target(target, overwrite)
-    partial_folder = beside(target)
-    missing = [folder for folder in target.parents if not folder.exists()]
+    held = _check_target(target, overwrite)
+    missing = [folder for folder in (target, *target.parents) if not folder.exists()]
+    place = free_name(target, "new") if held else target
     try:
-        partial_folder.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=not held)
     except OSError as error:
         raise OSError(
             f"the output folder {target} cannot be made ({error}); choose a place where you may "
             "write"
         ) from error
     try:
-        yield partial_folder
-    except BaseException:
-        shutil.rmtree(partial_folder, ignore_errors=True)
-        for folder in missing:
+        with locked(place):
+            yield place
+    except Busy:
+        raise
+    except BaseException as error:
+        if any(place.iterdir()):
+            error.add_note(f"what was finished is in {place}")
+        for folder in [place, *missing]:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
         raise
-    _put_in_place(partial_folder, target, overwrite)
+    if place != target:
+        _put_in_place(place, target, overwrite)
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
+def _check_target(target: Path, overwrite: bool) -> list[str]:
+    """What the folder holds; raises where it is not one that may be written or replaced."""
     if target.exists() and not target.is_dir():
         raise FileExistsError(f"the output must be a folder, but {target} is a file")
     if target == Path.cwd() or target in Path.cwd().parents:
@@ -287,7 +296,8 @@ def _check_target(target: Path, overwrite: bool) -> None:
             f"the output must be a folder of its own, but {target} is the one you are in, or above "
             "it; name a new one"
         )
-    held = sorted(entry.name for entry in target.iterdir()) if target.is_dir() else []
+    entries = target.iterdir() if target.is_dir() else ()
+    held = sorted(entry.name for entry in entries if entry.name != LOCK)
     if held and not overwrite:
         raise FileExistsError(
             f"the output folder must be new or empty, but {target} is not; choose another, or "
@@ -299,6 +309,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
             f"only a folder that foldwise wrote is replaced, but {target} also holds "
             f"{', '.join(foreign[:3])}; choose another folder"
         )
+    return held
 
 
 def _put_in_place(done: Path, target: Path, overwrite: bool) -> None:
@@ -310,15 +321,23 @@ def _put_in_place(done: Path, target: Path, overwrite: bool) -> None:
         raise OSError(f"{error}; what was found is in {where}") from error
 
 
+def keep(results: Mapping[str, CVResult], folder: Path) -> None:
+    """Write those of the results that are not in the folder yet, each as soon as it is there.
+
+    The name of a file depends on the models before it only.
+    """
+    for name, stem in file_stems(results).items():
+        file = folder / f"{stem}.nc"
+        if not file.exists():
+            results[name].save(file)
+
+
 def write(outcome: Outcome, settings: Mapping[str, Any], folder: Path) -> None:
-    """Results, reports and figures into an empty folder."""
-    report = record(outcome, settings)
-    for name, result in outcome.results.items():
-        result.save(folder / report["models"][name]["file"])
-    (folder / "report.txt").write_text(str(outcome) + "\n", encoding="utf-8")
-    (folder / REPORT).write_text(as_json(report) + "\n", encoding="utf-8")
-    if outcome.figures:
-        draw(outcome.figures, folder / "figures")
+    """Results and reports into a folder that holds nothing but results of the same run."""
+    keep(outcome.results, folder)
+    report = as_json(record(outcome, settings))
+    write_whole(folder / "report.txt", f"{outcome}\n".encode())
+    write_whole(folder / REPORT, f"{report}\n".encode())
 
 
 def as_json(report: Mapping[str, Any]) -> str:

@@ -24,6 +24,8 @@ class Stream(IntEnum):
     SHORT_CHAINS = 8  # moves of the many short chains of a fit
     SPREAD = 9  # starts of a fit all over the prior
     CHECK = 10  # chains that check draws made elsewhere
+    GLOBALS = 11  # draws of the globals of models with cells
+    CELLS = 12  # draws of the cells given the globals
 
 
 def generator(seed: int, stream: Stream, *numbers: int) -> np.random.Generator:

@@ -1,0 +1,158 @@
+"""The parameters that belong to no cell, sampled alone, and the cells drawn given them.
+
+With the parameters of cells integrated out, the posterior of the globals g given the rows R is
+
+    p(g | R) ~ p(g) prod_c Z_c(rows of c in R | g) prod_(rows of R in no cell) p(y_i | g),
+
+with the integrals of ``scores/cells.py``: a density in a handful of dimensions, without funnels. A
+mixture of t densities is fitted to it (``proposals.py``). For the full-data fit, chains of
+independence Metropolis steps with that mixture draw from it: nearly independent draws where the
+mixture fits, and repeated ones, which effective numbers show, where it does not. The coordinates of
+the cells are drawn from their conditional at each draw.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from foldwise.models.evaluate import rows_at
+from foldwise.models.model import Model
+from foldwise.models.structure import Structure, find_cells
+from foldwise.sampling.pooled import Draws
+from foldwise.sampling.proposals import Mixture, climb, fitted
+from foldwise.sampling.starts import starting_points
+from foldwise.scores.cells import RULES, conditional_draws, log_integrals, rule
+from foldwise.support.progress import Progress
+from foldwise.support.seeds import Stream, generator
+
+# Up to this many globals a mixture can fit their posterior.
+MOST_GLOBALS = 15
+CHAINS, DRAWS = 4, 1000
+# Starts that are climbed from.
+_STARTS = 8
+# Points at which rules are compared, and to how many nats they must agree on differences of the
+# log density there.
+_LOOKED_AT, _TOLERANCE = 64, 5e-3
+
+
+def draw_globals(model: Model, seed: int, bar: Progress) -> Draws | None:
+    """Draws of all parameters; None where there are no cells, or the globals cannot be had so."""
+    structure = find_cells(model, model.probes())
+    if not len(structure) or len(structure.globals) > MOST_GLOBALS:
+        return None
+    bar.start(f"full-data fit{model.label}: {structure}")
+    rng = generator(seed, Stream.GLOBALS)
+    marginal = Marginal(model, structure, model.probes()[:1])
+    starts, spent = starting_points(model, _STARTS, seed)
+    modes = climb(marginal, starts[:, structure.globals])
+    if modes is None or not marginal.settle(Mixture.of(modes), rng):
+        return None
+    proposal = fitted(marginal, Mixture.of(modes), rng)
+    if proposal is None:
+        return None
+    positions = _metropolis(marginal, proposal, rng)
+    drawn, failed = conditional_draws(model, structure, marginal.placed(positions), seed)
+    # what was found at the starting point must hold at the draws, or other parameters are coupled
+    if failed.any() or find_cells(model, drawn).digest != structure.digest:
+        return None
+    chains = drawn.reshape(CHAINS, DRAWS, model.dimension)
+    return Draws(chains, np.full(CHAINS, np.nan), 0, spent + marginal.evaluations)
+
+
+class Marginal:
+    """Log posterior density of the globals given some rows, up to a constant, at many points.
+
+    ``reference`` are positions whose cells integrals begin from; without ``keep`` all rows count.
+    Without cells it is the density of all parameters.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        structure: Structure,
+        reference: Float[np.ndarray, "position d"],
+        keep: Bool[np.ndarray, " row"] | None = None,
+        nodes: int | None = None,
+    ):
+        self.model, self.structure, self.reference = model, structure, reference
+        self.keep = np.ones(model.n_obs, bool) if keep is None else keep
+        self.dimensions = int(structure.sizes.max(initial=1))
+        self.nodes, self.evaluations = nodes or RULES[self.dimensions][0], 0
+        self.alone = (structure.row_cell < 0) & self.keep
+
+    def placed(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, "point d"]:
+        """Positions with these globals; the cells' coordinates are where integrals begin."""
+        positions = np.resize(self.reference, (len(points), self.model.dimension))
+        positions[:, self.structure.globals] = points
+        return positions
+
+    def __call__(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, " point"]:
+        """Log densities; -inf where an integral has no mode or a value is no number."""
+        positions, value = self.placed(points), np.zeros(len(points))
+        lost = np.zeros(len(points), bool)
+        if len(self.structure):
+            nodes = rule(self.nodes, self.dimensions)
+            found = log_integrals(self.model, self.structure, positions, self.keep, nodes)
+            value = found.own.sum(axis=0) + found.prior[0]
+            lost = (found.failed | found.bent).any(axis=0)
+        if self.alone.any() or not len(self.structure):
+            parts = list(rows_at(self.model, positions))
+            value = value + np.concatenate([rows[:, self.alone].sum(axis=1) for _, rows in parts])
+            if not len(self.structure):
+                value = value + np.concatenate([prior for prior, _ in parts])
+        self.evaluations += len(points)
+        return np.where(lost | ~np.isfinite(value), -np.inf, value)
+
+    def slopes(
+        self, points: Float[np.ndarray, "point g"]
+    ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, "point g"]]:
+        """Log densities and their gradients, by central differences, in one call."""
+        count, g = points.shape
+        step = 1e-4 * (1.0 + np.abs(points))
+        moved = step[:, None] * np.eye(g)
+        around = np.concatenate(
+            [points[:, None], points[:, None] - moved, points[:, None] + moved], 1
+        )
+        values = self(around.reshape(-1, g)).reshape(count, 2 * g + 1)
+        with np.errstate(invalid="ignore"):
+            slope = (values[:, g + 1 :] - values[:, 1 : g + 1]) / (2.0 * step)
+        return values[:, 0], np.where(np.isfinite(slope), slope, 0.0)
+
+    def settle(self, around: Mixture, rng: np.random.Generator) -> bool:
+        """Choose the smallest rule that agrees with the next at some points; whether one does."""
+        if not len(self.structure):
+            return True
+        points = around.draw(rng, _LOOKED_AT)
+        sizes = (1, 3, 5, *RULES[self.dimensions])
+        before = None
+        for number, size in enumerate(sizes):
+            self.nodes = size
+            values = self(points)
+            good = np.isfinite(values)
+            if before is not None and good.mean() > 0.8:
+                off = (values - before)[good]
+                if np.abs(off - np.median(off)).max() < _TOLERANCE:
+                    self.nodes = sizes[number - 1]
+                    return True
+            before = values
+        return False
+
+
+def _metropolis(
+    marginal: Marginal, proposal: Mixture, rng: np.random.Generator
+) -> Float[np.ndarray, "draw g"]:
+    """Chains of independence Metropolis steps, one after another, each after a few steps."""
+    warm = DRAWS // 10
+    points = proposal.draw(rng, CHAINS * (warm + DRAWS))
+    ratio = (marginal(points) - proposal.log_density(points)).reshape(CHAINS, -1)
+    uniform = np.log(rng.uniform(size=ratio.shape))
+    chosen: Int[np.ndarray, "chain step"] = np.zeros(ratio.shape, int)
+    for chain in range(CHAINS):
+        here = int(np.argmax(np.isfinite(ratio[chain])))
+        for step in range(ratio.shape[1]):
+            if uniform[chain, step] < ratio[chain, step] - ratio[chain, here]:
+                here = step
+            chosen[chain, step] = here
+    flat = chosen + np.arange(CHAINS)[:, None] * ratio.shape[1]
+    return points[flat[:, warm:].ravel()]

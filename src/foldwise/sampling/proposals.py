@@ -1,0 +1,221 @@
+"""Mixtures of t densities that are fitted to a density of a handful of parameters.
+
+The density is climbed from several starts (:func:`climb`), and a mixture of t densities is fitted
+to it by importance sampling, in rounds (:func:`fitted`). Draws of the mixture, weighted by the
+ratio of the two densities or taken by independence Metropolis steps, are then draws of the density.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import scipy
+from jaxtyping import Float
+
+# Steps of each climb.
+_CLIMB = 60
+# Nats below the highest mode at which another is forgotten, and sds within which two are one.
+_NEGLIGIBLE, _SAME_MODE = 20.0, 1.0
+# Draws of each round in which a mixture is fitted, the share of them that weights must be worth
+# for it to be good enough, and below which there is none.
+_ROUNDS, _GOOD, _LEAST = (400, 800, 1600, 1600, 1600), 0.7, 0.15
+# Rounds after which the mixture has many parts, how many, and their width in sds.
+_PLAIN_ROUNDS, _PARTS, _WIDTH = 2, 60, 0.5
+# In a round whose weights are worth fewer points than this many for each parameter, they are
+# flattened until they are.
+_POINTS_EACH = 10
+_FREEDOM = 5.0
+
+
+class LogDensity(Protocol):
+    """A log density at many points at once."""
+
+    def __call__(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, " point"]:
+        """Log densities; -inf where there is none."""
+
+    def slopes(
+        self, points: Float[np.ndarray, "point g"]
+    ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, "point g"]]:
+        """Log densities and their gradients."""
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Where climbs ended that are worth having: points, log densities, covariances."""
+
+    points: Float[np.ndarray, "mode g"]
+    height: Float[np.ndarray, " mode"]
+    covariance: Float[np.ndarray, "mode g g"]
+
+
+def climb(density: LogDensity, starts: Float[np.ndarray, "start g"]) -> Modes | None:
+    """Distinct modes by quasi-Newton steps (BFGS) from all starts side by side."""
+    x, (value, slope) = starts, density.slopes(starts)
+    if not np.isfinite(value).any():
+        return None
+    x, value, slope = (part[np.isfinite(value)] for part in (x, value, slope))
+    g = x.shape[1]
+    inverse = np.tile(np.eye(g), (len(x), 1, 1))
+    inverse /= np.maximum(1.0, np.linalg.norm(slope, axis=1))[:, None, None]
+    share, idle = np.ones(len(x)), np.zeros(len(x), int)
+    for _ in range(_CLIMB):
+        step = np.einsum("sij,sj->si", inverse, slope)
+        gain = (step * slope).sum(axis=1)
+        if ((gain < 1e-3) | (idle > 12)).all():
+            break
+        there = x + share[:, None] * step
+        new_value, new_slope = density.slopes(there)
+        better = new_value > value + 1e-4 * share * gain
+        moved, turned = there - x, slope - new_slope
+        curved = (moved * turned).sum(axis=1)
+        for s in np.flatnonzero(better & (curved > 1e-10)):
+            inverse[s] = _updated(inverse[s], moved[s], turned[s], curved[s])
+        x = np.where(better[:, None], there, x)
+        slope = np.where(better[:, None], new_slope, slope)
+        value = np.where(better, new_value, value)
+        share = np.where(better, np.minimum(1.0, 2.0 * share), 0.25 * share)
+        idle = np.where(better, 0, idle + 1)
+    return _distinct(x, value, inverse)
+
+
+def _updated(
+    inverse: Float[np.ndarray, "g g"],
+    moved: Float[np.ndarray, " g"],
+    turned: Float[np.ndarray, " g"],
+    curved: float,
+) -> Float[np.ndarray, "g g"]:
+    """The inverse curvature after a step and the change of slope along it (BFGS)."""
+    aside = np.eye(len(moved)) - np.outer(moved, turned) / curved
+    return aside @ inverse @ aside.T + np.outer(moved, moved) / curved
+
+
+def _distinct(
+    x: Float[np.ndarray, "start g"],
+    value: Float[np.ndarray, " start"],
+    inverse: Float[np.ndarray, "start g g"],
+) -> Modes:
+    """The ends of climbs without those that are too low, or near a higher one."""
+    chosen: list[int] = []
+    for s in np.argsort(-value):
+        if value[s] < value.max() - _NEGLIGIBLE:
+            break
+        apart = [x[s] - x[c] for c in chosen]
+        far = [a @ np.linalg.solve(inverse[c], a) for a, c in zip(apart, chosen, strict=True)]
+        if all(distance > _SAME_MODE**2 for distance in far):
+            chosen.append(int(s))
+    return Modes(x[chosen], value[chosen], inverse[chosen])
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of t densities; the weights of its parts sum to one."""
+
+    centre: Float[np.ndarray, "part g"]
+    factor: Float[np.ndarray, "part g g"]
+    weight: Float[np.ndarray, " part"]
+
+    @classmethod
+    def of(cls, modes: Modes) -> Mixture:
+        """A part for each mode, as large as a normal density of its height and curvature."""
+        factor = np.linalg.cholesky(modes.covariance)
+        volume = np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+        return cls(modes.points, factor, scipy.special.softmax(modes.height + volume))
+
+    def beside(self, other: Mixture) -> Mixture:
+        """Half of this and half of another."""
+        return Mixture(
+            np.concatenate([self.centre, other.centre]),
+            np.concatenate([self.factor, other.factor]),
+            0.5 * np.concatenate([self.weight, other.weight]),
+        )
+
+    def draw(self, rng: np.random.Generator, count: int) -> Float[np.ndarray, "draw g"]:
+        """Independent draws."""
+        part = rng.choice(len(self.weight), count, p=self.weight)
+        normal = rng.normal(size=(count, self.centre.shape[1]))
+        scale = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, count))
+        away = np.einsum("dij,dj->di", self.factor[part], normal)
+        return self.centre[part] + scale[:, None] * away
+
+    def log_density(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, " point"]:
+        """Up to a constant that depends on the dimension alone."""
+        g, found = points.shape[1], []
+        for centre, factor, weight in zip(self.centre, self.factor, self.weight, strict=True):
+            x = scipy.linalg.solve_triangular(factor, (points - centre).T, lower=True)
+            tails = -0.5 * (_FREEDOM + g) * np.log1p((x**2).sum(axis=0) / _FREEDOM)
+            found.append(np.log(weight) + tails - np.log(np.diagonal(factor)).sum())
+        return scipy.special.logsumexp(found, axis=0)
+
+
+def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mixture | None:
+    """A mixture that weights hardly have to correct; None where none was found.
+
+    In each round its moments, later many parts of its own, come from the weighted draws of the
+    rounds before, whose proposals count as one mixture.
+    """
+    proposal: Mixture | None = start
+    points, values, used = [], [], []
+    best, share = None, 0.0
+    for number, count in enumerate(_ROUNDS):
+        if proposal is None:
+            return None
+        some = proposal.draw(rng, count)
+        points.append(some)
+        values.append(density(some))
+        used.append((count, proposal))
+        share = share_of(values[-1] - proposal.log_density(some))
+        if number and share >= _GOOD:  # a first round may miss a tail
+            return proposal
+        every, value = np.concatenate(points), np.concatenate(values)
+        proposed = scipy.special.logsumexp(
+            [np.log(n) + mixture.log_density(every) for n, mixture in used], axis=0
+        )
+        weight = _flattened(np.where(np.isfinite(value), value - proposed, -np.inf), every.shape[1])
+        best, proposal = proposal, learned(every, weight, number >= _PLAIN_ROUNDS, rng)
+    return best if share >= _LEAST else None
+
+
+def share_of(log_ratio: Float[np.ndarray, " draw"]) -> float:
+    """How many equal weights these are worth, as a share of their number."""
+    if not np.isfinite(log_ratio).any():
+        return 0.0
+    weight = scipy.special.softmax(log_ratio)
+    return float(1.0 / (weight**2).sum() / len(weight))
+
+
+def _flattened(log_ratio: Float[np.ndarray, " draw"], g: int) -> Float[np.ndarray, " draw"]:
+    """Weights that sum to one, flattened by a power until they are worth enough points."""
+    needed = min(_POINTS_EACH * (g + 1), len(log_ratio) // 4)
+    finite = np.isfinite(log_ratio)
+    power = 1.0
+    while power > 1e-6 and share_of(power * log_ratio[finite]) * finite.sum() < needed:
+        power *= 0.7
+    return scipy.special.softmax(np.where(finite, power * log_ratio, -np.inf))
+
+
+def learned(
+    points: Float[np.ndarray, "point g"],
+    weight: Float[np.ndarray, " point"],
+    many: bool,
+    rng: np.random.Generator,
+) -> Mixture | None:
+    """A mixture with the moments of weighted points, or with parts around some of them."""
+    mean = weight @ points
+    away = points - mean
+    covariance = (weight[:, None] * away).T @ away
+    covariance += 1e-6 * np.diag(np.diag(covariance)) + 1e-12 * np.eye(len(mean))
+    try:
+        factor = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return None
+    if not many:
+        return Mixture(mean[None], factor[None], np.ones(1))
+    chosen = points[rng.choice(len(points), _PARTS, p=weight)]
+    # one part with the whole spread keeps the tails
+    centre = np.concatenate([mean[None], chosen])
+    factors = np.concatenate([factor[None], np.tile(_WIDTH * factor, (_PARTS, 1, 1))])
+    share = np.full(_PARTS + 1, 0.8 / _PARTS)
+    share[0] = 0.2
+    return Mixture(centre, factors, share)

@@ -1,0 +1,166 @@
+"""Folds whose posterior is far from the full data's: what is shared is sampled anew, by weights.
+
+With the parameters of cells integrated out (or none, in a model of a handful of parameters), the
+score of a fold is a ratio of two integrals over the globals g,
+
+    p(test rows | training rows) = Z(training and test rows) / Z(training rows),
+    Z(R) = integral of p(g) p(R | g) dg.
+
+Both are means over the same independent draws of a mixture q, half of which is fitted to the one
+posterior and half to the other: at every draw one of the two halves is as dense as it should be, so
+weights p / q are bounded where the fits are good, however far the posteriors are from each other.
+Such draws have the excess log p(g | all rows) / q(g) over the full-data draws of ``importance.py``,
+which does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Int
+
+from foldwise.folds.folds import Folds
+from foldwise.models.model import Model
+from foldwise.sampling.globals import MOST_GLOBALS, Marginal
+from foldwise.sampling.proposals import Mixture, climb, fitted, learned, share_of
+from foldwise.scores.importance import Importance, by_importance
+from foldwise.scores.weighing import FullSample, Scored
+from foldwise.support.progress import Progress
+from foldwise.support.seeds import Stream, generator
+
+# Independent draws of each fold.
+DRAWS = 2000
+# Draws at which the mixture that the full-data draws have is tried, and what it must be worth.
+_TRIED, _GOOD = 400, 0.3
+# What it must be worth for a fold for its mixture to begin with it, else climbs do, from so many.
+_NEAR, _CLIMBERS = 0.02, 4
+# Pareto k, share of the draws that weights must be worth, and relative variance of the score's
+# terms, within which a fold's score is taken.
+_MOST_K, _LEAST_SHARE, _MOST_SPREAD = 0.5, 0.2, 8.0
+
+
+def with_refits(
+    model: Model, folds: Folds, found: Importance, seed: int, bar: Progress
+) -> Importance:
+    """Scores of folds whose weights cannot be relied on, by draws of their own, where they can."""
+    rest = np.flatnonzero(~found.used & ~found.cut_off & ~found.unsettled)
+    if not len(rest) or len(found.structure.globals) > MOST_GLOBALS:
+        return found
+    rng = generator(seed, Stream.GLOBALS, 1)
+    full = Marginal(model, found.structure, found.draws.positions)
+    around = _mixture_of_draws(full, rng)
+    if around is None:
+        return found
+    bar.start("refits of what the folds share", len(rest))
+    for fold in rest:
+        rng = generator(seed, Stream.GLOBALS, 2, int(folds.index[fold]))
+        new = _refitted(full, around, folds[[fold]], tuple(found.folds), seed, rng)
+        if new is not None:
+            found = _replaced(found, folds, int(fold), new)
+        bar.advance(1)
+    return found
+
+
+def _mixture_of_draws(full: Marginal, rng: np.random.Generator) -> Mixture | None:
+    """A mixture with the moments of the full-data draws, or with many parts; None if neither fits.
+
+    Also chooses the rule of the integrals.
+    """
+    points = full.reference[:, full.structure.globals]
+    weight = np.full(len(points), 1.0 / len(points))
+    for many in (False, True):
+        mixture = learned(points, weight, many, rng)
+        if mixture is None or not full.settle(mixture, rng):
+            return None
+        some = mixture.draw(rng, _TRIED)
+        if share_of(full(some) - mixture.log_density(some)) >= _GOOD:
+            return mixture
+    return None
+
+
+def _refitted(
+    full: Marginal,
+    around: Mixture,
+    fold: Folds,
+    scores: tuple[str, ...],
+    seed: int,
+    rng: np.random.Generator,
+) -> Importance | None:
+    """Scores of one fold from draws of its own; None where they cannot be relied on."""
+    train = fold.train_mask(np.array([0]))[0]
+    proposal = _proposal(full, train, around, rng)
+    if proposal is None:
+        return None
+    both = train.copy()
+    both[fold.test_rows] = True
+    upper = around if both.all() else _proposal(full, both, around, rng)
+    if upper is None:
+        return None
+    proposal = proposal.beside(upper)
+    points = proposal.draw(rng, DRAWS)
+    excess = full(points) - proposal.log_density(points)
+    draws = FullSample(full.placed(points), 1, 1)
+    new = by_importance(full.model, full.structure, fold, draws, scores, True, seed, excess)
+    spread = max(float(score.spread[0]) for score in new.folds.values())
+    good = new.pareto_k[0] <= _MOST_K and new.weight_ess[0] >= _LEAST_SHARE * DRAWS
+    return new if good and spread <= _MOST_SPREAD and not new.unsettled[0] else None
+
+
+def _proposal(
+    full: Marginal, keep: np.ndarray, around: Mixture, rng: np.random.Generator
+) -> Mixture | None:
+    """A mixture for the posterior given the rows ``keep``; the full data's where it does."""
+    marginal = Marginal(full.model, full.structure, full.reference, keep, full.nodes)
+    some = around.draw(rng, _TRIED)
+    log_ratio = marginal(some) - around.log_density(some)
+    if share_of(log_ratio) >= _NEAR:
+        return fitted(marginal, around, rng)
+    modes = climb(marginal, some[np.argsort(-log_ratio)[:_CLIMBERS]])
+    return None if modes is None else fitted(marginal, Mixture.of(modes), rng)
+
+
+def _replaced(found: Importance, folds: Folds, fold: int, new: Importance) -> Importance:
+    """``found`` with the scores of one fold from its own draws."""
+    entries = np.arange(folds.test_start[fold], folds.test_start[fold + 1])
+    pareto_k, weight_ess, used, own = (
+        _put(getattr(found, name), [fold], value)
+        for name, value in (
+            ("pareto_k", new.pareto_k),
+            ("weight_ess", new.weight_ess),
+            ("used", True),
+            ("own", True),
+        )
+    )
+    return replace(
+        found,
+        pareto_k=pareto_k,
+        weight_ess=weight_ess,
+        used=used,
+        own=own,
+        folds=_put_scores(found.folds, [fold], new.folds),
+        rows=_put_scores(found.rows, entries, new.rows),
+        own_variance={
+            name: old + float(new.draws.variance(new.influence[name]))
+            for name, old in found.own_variance.items()
+        },
+    )
+
+
+Places = Sequence[int] | Int[np.ndarray, " place"]
+
+
+def _put(old: np.ndarray, where: Places, new: object) -> np.ndarray:
+    found = old.copy()
+    found[where] = new
+    return found
+
+
+def _put_scores(old: dict[str, Scored], where: Places, new: dict[str, Scored]) -> dict[str, Scored]:
+    """Scores of the folds or rows at ``where``, replaced."""
+    names = ("value", "variance", "spread")
+    return {
+        score: Scored(*(_put(getattr(old[score], n), where, getattr(new[score], n)) for n in names))
+        for score in old
+    }
