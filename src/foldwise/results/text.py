@@ -103,9 +103,9 @@ def _heading(result: CVResult) -> list[str]:
 
 
 def _weighted(result: CVResult) -> int:
-    """How many folds are scored by importance sampling; none in files of before."""
+    """How many folds have no chains of their own; none in files of before."""
     table = result.folds
-    return int((table["method"].values == "importance").sum()) if "method" in table else 0
+    return int((table["method"].values != "mcmc").sum()) if "method" in table else 0
 
 
 def _score_lines(result: CVResult) -> list[str]:
@@ -167,8 +167,7 @@ def _sampling_lines(result: CVResult) -> list[str]:
     lines = _wrap(_ess(result.ess, next(iter(result.scores))))
     folds, weighted = table.sizes["fold"], _weighted(result)
     if weighted:
-        k = np.nanmax(table["pareto_k"].values[table["method"].values == "importance"])
-        lines += _wrap(f"weights of full-data draws: Pareto k up to {fixed(k, 2)} (limit 0.7)")
+        lines += _wrap(_weights_text(table))
     if weighted < folds:
         lines += _wrap(
             mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
@@ -177,6 +176,17 @@ def _sampling_lines(result: CVResult) -> list[str]:
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
     return lines
+
+
+def _weights_text(table: xr.Dataset) -> str:
+    """How even the weights of full-data draws are, and how many folds had draws of their own."""
+    method = table["method"].values
+    tails = table["pareto_k"].values[method == "importance"]
+    largest = np.max(tails[np.isfinite(tails)], initial=-np.inf)
+    known = f"Pareto k up to {largest:.2f} (limit 0.7)" if np.isfinite(largest) else "no tails"
+    refits = int((method == "refit").sum())
+    more = f"; {counted(refits, 'fold')} refitted without the cells" if refits else ""
+    return f"weights of full-data draws: {known}{more}"
 
 
 def _ran(table: xr.Dataset, chained: int) -> str:
