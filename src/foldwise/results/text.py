@@ -72,10 +72,12 @@ def _heading(result: CVResult) -> list[str]:
     size = [_folds(held, folds_of_scheme(info, held))]
     size += [counted(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
     text = ", ".join(size)
-    weighted = _weighted(result)
+    refitted = _made_by(result, "refit")
+    weighted = _made_by(result, "importance") + refitted
     if weighted:
-        rest = f"; chains for {counted(held - weighted, 'fold')}" if weighted < held else ""
-        text += f"; {weighted} from {info['fit_draws']:,} full-data draws{rest}"
+        rest = f"; {refitted} refitted" if refitted else ""
+        rest += f"; chains for {counted(held - weighted, 'fold')}" if weighted < held else ""
+        text += f"; {weighted - refitted} from {info['fit_draws']:,} full-data draws{rest}"
     if weighted < held and info.get("chains") is not None and info.get("draws") is not None:
         text += f"; {info['chains']} chains x {info['draws']} draws a fold"
         if info.get("warmup") is not None:
@@ -83,10 +85,10 @@ def _heading(result: CVResult) -> list[str]:
     return _wrap(f"foldwise: {title}") + _wrap(text) + _wrap(info.get("structure", ""))
 
 
-def _weighted(result: CVResult) -> int:
-    """How many folds are scored by importance sampling; none in files of before."""
+def _made_by(result: CVResult, method: str) -> int:
+    """How many folds are scored by a method; none in files of before there were several."""
     table = result.folds
-    return int((table["method"].values == "importance").sum()) if "method" in table else 0
+    return int((table["method"].values == method).sum()) if "method" in table else 0
 
 
 def _score_lines(result: CVResult) -> list[str]:
@@ -142,9 +144,10 @@ def _left_out_lines(name: str, score: Score, only: bool) -> list[str]:
 def _sampling_lines(result: CVResult) -> list[str]:
     """Monte Carlo diagnostics, how the folds ran, settings and time."""
     table, mixing, ess = result.folds, result.mixing, _ess(result.ess, next(iter(result.scores)))
-    lines, folds, weighted = [], table.sizes["fold"], _weighted(result)
+    lines, folds = [], table.sizes["fold"]
+    weighted = _made_by(result, "importance") + _made_by(result, "refit")
     if weighted:
-        k = table["pareto_k"].values[table["method"].values == "importance"]
+        k = table["pareto_k"].values[table["method"].values != "mcmc"]
         lines += _wrap(f"importance weights: Pareto k up to {_fixed(np.nanmax(k), 2)}")
     if weighted == folds:
         lines += _wrap(f"Monte Carlo: {ess}".rstrip(", "))
