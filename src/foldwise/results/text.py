@@ -91,21 +91,29 @@ def _heading(result: CVResult) -> list[str]:
     size = [_folds(held, folds_of_scheme(info, held))]
     size += [counted(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
     text = ", ".join(size)
-    weighted = _weighted(result)
-    if weighted:
-        rest = f"; chains for {counted(held - weighted, 'fold')}" if weighted < held else ""
-        text += f"; {weighted} from {info['fit_draws']:,} full-data draws{rest}"
-    if weighted < held and info.get("chains") is not None and info.get("draws") is not None:
+    weighted, refitted = _made_by(result, "importance"), _made_by(result, "refit")
+    chained = _with_chains(result)
+    if chained < held:
+        text += f"; {weighted} from {info['fit_draws']:,} full-data draws"
+        text += f"; {refitted} refitted" if refitted else ""
+        text += f"; chains for {counted(chained, 'fold')}" if chained else ""
+    if chained and info.get("chains") is not None and info.get("draws") is not None:
         text += f"; {info['chains']} chains x {info['draws']} draws a fold"
         if info.get("warmup") is not None:
             text += f" after {info['warmup']} warm-up"
     return _wrap(f"foldwise: {title}") + _wrap(text) + _wrap(info.get("structure", ""))
 
 
-def _weighted(result: CVResult) -> int:
-    """How many folds have no chains of their own; none in files of before."""
+def _made_by(result: CVResult, method: str) -> int:
+    """How many folds are scored by a method; none in files of before there were several."""
     table = result.folds
-    return int((table["method"].values != "mcmc").sum()) if "method" in table else 0
+    return int((table["method"].values == method).sum()) if "method" in table else 0
+
+
+def _with_chains(result: CVResult) -> int:
+    """How many folds have chains."""
+    table = result.folds
+    return table.sizes["fold"] - _made_by(result, "importance") - _made_by(result, "refit")
 
 
 def _score_lines(result: CVResult) -> list[str]:
@@ -165,28 +173,25 @@ def _sampling_lines(result: CVResult) -> list[str]:
     """Monte Carlo diagnostics, how the folds ran, settings and time."""
     table, mixing = result.folds, result.mixing
     lines = _wrap(_ess(result.ess, next(iter(result.scores))))
-    folds, weighted = table.sizes["fold"], _weighted(result)
-    if weighted:
+    chained = _with_chains(result)
+    if chained < table.sizes["fold"]:
         lines += _wrap(_weights_text(table))
-    if weighted < folds:
+    if chained:
         lines += _wrap(
             mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
         )
-        lines += _wrap(_ran(table, folds - weighted))
+        lines += _wrap(_ran(table, chained))
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
     return lines
 
 
 def _weights_text(table: xr.Dataset) -> str:
-    """How even the weights of full-data draws are, and how many folds had draws of their own."""
-    method = table["method"].values
-    tails = table["pareto_k"].values[method == "importance"]
+    """How even the weights of full-data draws, and of those of refits, are."""
+    tails = table["pareto_k"].values[table["method"].values != "mcmc"]
     largest = np.max(tails[np.isfinite(tails)], initial=-np.inf)
-    known = f"Pareto k up to {largest:.2f} (limit 0.7)" if np.isfinite(largest) else "no tails"
-    refits = int((method == "refit").sum())
-    more = f"; {counted(refits, 'fold')} refitted without the cells" if refits else ""
-    return f"weights of full-data draws: {known}{more}"
+    known = fixed(largest, 2) if np.isfinite(largest) else "n/a"
+    return f"importance weights: Pareto k up to {known} (limit 0.7)"
 
 
 def _ran(table: xr.Dataset, chained: int) -> str:
