@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         plot_progress,
         plot_rhat,
         plot_rhat_max,
+        plot_scheme,
         save_figures,
     )
 
@@ -81,6 +82,7 @@ __all__ = [
     "plot_progress",
     "plot_rhat",
     "plot_rhat_max",
+    "plot_scheme",
     "save_figures",
     "spatial_block",
     "stratified_k_fold",

@@ -31,12 +31,16 @@ def test_run_prints_and_writes(saved):
     assert (folder / "report.txt").read_text() == printed
     assert sorted(os.listdir(folder)) == [
         "figures",
+        "report.html",
         "report.json",
         "report.txt",
         "with_x.nc",
         "x_without.nc",
     ]
     assert os.listdir(folder.parent) == ["results"]
+    page = (folder / "report.html").read_text()
+    assert "with x predicts better than x/without" in page and "fw.model_family(" in page
+    assert "foldwise run" in page and "--seed 5" in page
     drawn = {file.stem for file in (folder / "figures").iterdir()}
     assert {"progress", "errors", "difference", "probability"} <= drawn
     assert {

@@ -20,6 +20,7 @@ from foldwise.results.figures_compare import plot_compare
 from foldwise.results.figures_diagnostics import plot_diagnostics
 from foldwise.results.figures_folds import plot_difference, plot_ess, plot_pareto_k
 from foldwise.results.figures_iterations import plot_errors, plot_probability, plot_progress
+from foldwise.results.figures_scheme import plot_scheme
 from foldwise.support.writer import whole_file
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "plot_progress",
     "plot_rhat",
     "plot_rhat_max",
+    "plot_scheme",
     "save_figures",
 ]
 

@@ -68,16 +68,22 @@ def panels_of(result: CVResult, chosen: Score) -> list[Panel]:
     table = chosen.folds
     estimator = table["estimator"].values
     bridged = estimator == "bridge"
-    tail = np.where(bridged, np.nan, table["pareto_k"].values)
+    tail = np.where(bridged, np.nan, _column(chosen, "pareto_k"))
     of = "weights" if (estimator[~bridged] == "weights").all() else "densities"
-    overlap = np.where(bridged, table["overlap"].values, np.nan)
+    overlap = np.where(bridged, _column(chosen, "overlap"), np.nan)
     found = [
         Panel(f"Pareto k\nof {of}", tail, diagnostics.PARETO_LIMIT, True, False),
         Panel("overlap,\ndraws", overlap, diagnostics.OVERLAP_LIMIT, False, True),
-        Panel("R-hat", table["rhat"].values, result.mixing.limit, True, False),
-        Panel("effective\ndraws", table["ess"].values, diagnostics.ESS_LIMIT, False, True),
+        Panel("R-hat", _column(chosen, "rhat"), result.mixing.limit, True, False),
+        Panel("effective\ndraws", _column(chosen, "ess"), diagnostics.ESS_LIMIT, False, True),
     ]
     return [panel for panel in found if np.isfinite(panel.values).any()]
+
+
+def _column(chosen: Score, name: str) -> np.ndarray:
+    """A column of the table by fold; NaN in results that do not have it."""
+    table = chosen.folds
+    return table[name].values if name in table else np.full(table.sizes["fold"], np.nan)
 
 
 def _draw(ax: Axes, panel: Panel, flagged: np.ndarray) -> None:

@@ -98,6 +98,35 @@ def error(score: Score) -> float:
     return totals.score_error(score)
 
 
+def comparison_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
+    """What ``Comparison.report`` does."""
+    from foldwise.results import report
+
+    return report.write_report(path, comparison.results, comparison)
+
+
+def result_report(result: CVResult, path: str | os.PathLike[str]) -> Path:
+    """What ``CVResult.report`` does."""
+    from foldwise.results import report
+
+    name = str(result.info.get("model") or "model")
+    return report.write_report(path, {name: result})
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """A comparison as notebooks show it."""
+    from foldwise.results import report
+
+    return report.comparison_html(comparison)
+
+
+def result_html(result: CVResult) -> str:
+    """A result as notebooks show it."""
+    from foldwise.results import report
+
+    return report.result_html(result)
+
+
 def load(path: str | Path) -> CVResult:
     """Read a result that ``CVResult.save`` wrote."""
     from foldwise.results import files

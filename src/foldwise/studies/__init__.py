@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from inspect import getsource
 from typing import Any
 
 import jax.numpy as jnp
@@ -85,7 +86,9 @@ def run(name: str, options: Options = Options()) -> Outcome:  # noqa: B008, a fr
     """Run the study called ``name``."""
     if name not in STUDIES:
         raise ValueError(f"the studies are {', '.join(STUDIES)}; got {name!r}")
-    outcome: Outcome = import_module(f"foldwise.studies.{name}").run(options)
+    module = import_module(f"foldwise.studies.{name}")
+    outcome: Outcome = module.run(options)
+    outcome.source, outcome.title = getsource(module), f"{name}: {STUDIES[name]}"
     return outcome
 
 

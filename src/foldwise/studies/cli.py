@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options.said = shlex.join(["foldwise", *given])
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
@@ -163,6 +166,7 @@ def _run(options: argparse.Namespace) -> None:
         settings["seed"] = resolve_seed(settings.get("seed"))
         settings["progress"] = options.progress
         outcome = _cross_validated(file.stem, models, folds, settings, finished)
+        outcome.source = file.read_text(encoding="utf-8", errors="replace")
         return outcome, {key: value for key, value in settings.items() if key != "fit"}
 
     _conduct(options, run)
@@ -203,6 +207,7 @@ def _conduct(options: argparse.Namespace, run: Run) -> None:
     with place as folder:
         with redirect_stdout(sys.stderr):
             outcome, settings = run(partial(output.keep, folder=folder) if folder else _ignore)
+            settings = {**settings, "command": options.said}
         if folder is not None:
             output.write(outcome, settings, folder)
     report = output.record(outcome, settings)
@@ -212,8 +217,17 @@ def _conduct(options: argparse.Namespace, run: Run) -> None:
         _say(outcome)
     if options.out:
         with _noted(f"results and reports are in {options.out}"):
+            output.write_page(outcome, report, options.out / output.PAGE)
             output.draw(outcome.figures, options.out / "figures")
         print(f"\nwritten to {options.out}", file=sys.stderr)
+
+
+def _report(options: argparse.Namespace) -> None:
+    outcome = output.read(options.folder)
+    place = options.folder if options.folder.is_dir() else options.folder.parent
+    target = options.out or place / output.PAGE
+    output.write_page(outcome, output.read_record(options.folder), target)
+    print(target)
 
 
 def _ignore(results: dict[str, fw.CVResult]) -> None:
@@ -388,6 +402,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_show(commands)
     _add_plot(commands)
+    _add_report(commands)
     return parser
 
 
@@ -469,6 +484,20 @@ def _add_plot(commands: Commands) -> None:
     )
     _add_folder(plot)
     _add_out(plot, "folder for the PNG files; DIR/figures if left out")
+
+
+def _add_report(commands: Commands) -> None:
+    report = _add(
+        commands,
+        "report",
+        _report,
+        "Write the report of results that were saved, one HTML file to mail",
+        "examples:\n  foldwise report results\n  foldwise report results --out verdict.html",
+    )
+    _add_folder(report)
+    report.add_argument(
+        "--out", type=Path, metavar="FILE", help="the HTML file; DIR/report.html if left out"
+    )
 
 
 def _add_folder(command: argparse.ArgumentParser) -> None:
