@@ -29,6 +29,8 @@ from foldwise.support.runtime import configure
 if TYPE_CHECKING:
     from foldwise.results.figures import (
         plot_chains,
+        plot_compare,
+        plot_diagnostics,
         plot_difference,
         plot_errors,
         plot_ess,
@@ -68,6 +70,8 @@ __all__ = [
     "merge",
     "model_family",
     "plot_chains",
+    "plot_compare",
+    "plot_diagnostics",
     "plot_difference",
     "plot_errors",
     "plot_ess",

@@ -73,10 +73,10 @@ def fake_plots(monkeypatch) -> list:
         for stem, figure in figures.items():
             (Path(folder) / f"{stem}.png").write_text(figure())
 
-    names = ("progress", "errors", "difference", "probability", "ess", "rhat", "rhat_max")
+    names = ("progress", "errors", "difference", "probability", "compare", "rhat_max")
     module = SimpleNamespace(
         save_figures=save_figures,
-        **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit", "chains")},
+        **{f"plot_{name}": plot(name) for name in (*names, "diagnostics", "pit", "chains")},
     )
     monkeypatch.setitem(sys.modules, "foldwise.results.figures", module)
     monkeypatch.setattr(results_room, "figures", module, raising=False)

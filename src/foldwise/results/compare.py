@@ -219,6 +219,9 @@ class Comparison:
 
     __repr__ = __str__
 
+    def __rich__(self) -> Any:
+        return methods.coloured(str(self))
+
 
 def compare(
     results: dict[str, CVResult] | list[CVResult] | tuple[CVResult, ...],

@@ -70,6 +70,13 @@ def score_text(score: Score) -> str:
     return text.score_text(score)
 
 
+def coloured(text: str) -> Any:
+    """A print-out in colour, for rich."""
+    from foldwise.results import colour
+
+    return colour.coloured(text)
+
+
 def comparison_text(comparison: Comparison) -> str:
     """A comparison as it is printed."""
     from foldwise.results import text

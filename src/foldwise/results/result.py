@@ -287,6 +287,9 @@ class CVResult:
 
     __repr__ = __str__
 
+    def __rich__(self) -> Any:
+        return methods.coloured(str(self))
+
 
 def flags(result: CVResult) -> tuple[int, list[str]]:
     """How many folds are flagged, and a line for each kind of trouble: what it is, what to do.

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import foldwise as fw
 from foldwise import studies
 from foldwise.crossval import MEMORIES, METHODS
+from foldwise.results.colour import coloured
 from foldwise.studies import output
 from foldwise.support.checks import resolve_seed
 
@@ -139,6 +140,9 @@ def _study(options: argparse.Namespace) -> None:
 
 
 def _studied(name: str, chosen: studies.Options) -> Run:
+    if chosen.progress:
+        print(f"foldwise: study {name}: {studies.STUDIES[name]}", file=sys.stderr, flush=True)
+
     def run(finished: Finished) -> tuple[studies.Outcome, dict[str, Any]]:
         return studies.run(name, replace(chosen, finished=finished)), chosen.said()
 
@@ -148,6 +152,8 @@ def _studied(name: str, chosen: studies.Options) -> Run:
 def _run(options: argparse.Namespace) -> None:
     def run(finished: Finished) -> tuple[studies.Outcome, dict[str, Any]]:
         file: Path = options.file
+        if options.progress:
+            print(f"foldwise: reading {file}", file=sys.stderr, flush=True)
         module = _import(file)
         models, folds = _models(module, file), _needed(module, file, "folds")
         settings = {**_settings(module, file), **(QUICK if options.quick else {})}
@@ -162,8 +168,18 @@ def _run(options: argparse.Namespace) -> None:
     _conduct(options, run)
 
 
+def _say(outcome: studies.Outcome) -> None:
+    """Print what was found, in colour on a terminal."""
+    if not sys.stdout.isatty():
+        print(outcome, flush=True)
+        return
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(coloured(str(outcome)))
+
+
 def _show(options: argparse.Namespace) -> None:
-    print(output.read(options.folder))
+    _say(output.read(options.folder))
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -190,7 +206,10 @@ def _conduct(options: argparse.Namespace, run: Run) -> None:
         if folder is not None:
             output.write(outcome, settings, folder)
     report = output.record(outcome, settings)
-    print(output.as_json(report) if options.json else outcome, flush=True)
+    if options.json:
+        print(output.as_json(report), flush=True)
+    else:
+        _say(outcome)
     if options.out:
         with _noted(f"results and reports are in {options.out}"):
             output.draw(outcome.figures, options.out / "figures")

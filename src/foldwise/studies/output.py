@@ -167,20 +167,24 @@ def _plain(value: Any) -> Any:
 def figures(results: Mapping[str, CVResult]) -> dict[str, Callable[[], Figure]]:
     """What makes each figure of the results, by file stem; of many models, the best against each.
 
-    Figures of what results do not have (stored draws, Pareto k, predictive draws) are left out.
+    The comparison comes first. Figures of what results do not have (stored draws, chains,
+    predictive draws) are left out.
     """
     stems = file_stems(results)
     found: dict[str, Callable[[], Figure]] = {}
+    if len(results) > 1:
+        found["compare"] = partial(_plot, "plot_compare", dict(results))
     for label, pair in _pairs(results, stems):
-        plots = ["progress", "errors"] if all(r.draws is not None for r in pair) else []
-        if len(pair) == 2:
-            plots += ["difference", "probability"] if plots else ["difference"]
+        chains = all(r.draws is not None for r in pair)
+        plots = ["difference"] * (len(pair) == 2)
+        if chains and (len(pair) == 1 or all(_chains_alone(r) for r in pair)):
+            plots += ["progress", "errors"] + ["probability"] * (len(pair) == 2)
         for plot in plots:
             found[f"{plot}{label}"] = partial(_plot, f"plot_{plot}", *pair)
     for name, result in results.items():
-        plots = ["ess", "rhat", "rhat_max"] if result.draws is not None else ["ess"]
-        if np.isfinite(result.folds["pareto_k"].values).any():
-            plots.append("pareto_k")
+        plots = ["diagnostics"]
+        if result.draws is not None:
+            plots.append("rhat_max")
         if result.calibration is not None:
             plots.append("pit")
         for plot in plots:
@@ -189,6 +193,12 @@ def figures(results: Mapping[str, CVResult]) -> dict[str, Callable[[], Figure]]:
             worst = result.folds["fold"].values[int(np.nanargmax(result.folds["rhat"].values))]
             found[f"chains_{stems[name]}"] = partial(_plot, "plot_chains", result, worst)
     return found
+
+
+def _chains_alone(result: CVResult) -> bool:
+    """Whether every fold has chains of its own."""
+    table = result.folds
+    return "method" not in table or bool((table["method"].values == "mcmc").all())
 
 
 def _pairs(
