@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,9 +18,11 @@ import numpy as np
 from jaxtyping import Array
 
 import foldwise as fw
+from foldwise.results.checkpoints import kept_fit
 from foldwise.results.text import LARGE_MCSE, SMALL_DIFFERENCE
 from foldwise.studies.outcome import Outcome
 from foldwise.studies.output import figures
+from foldwise.studies.resuming import of_model
 from foldwise.support.words import counted, duration
 
 STUDIES = {
@@ -49,6 +53,7 @@ class Options:
     target_mcse: float | None = None
     progress: bool = True
     method: str | None = None
+    checkpoint: Path | None = None
     finished: Callable[[dict[str, fw.CVResult]], None] | None = field(default=None, compare=False)
 
     def said(self) -> dict[str, Any]:
@@ -107,14 +112,11 @@ def conduct(
     results, fits = {}, {}
     for k, (label, model) in enumerate(models.items()):
         # no two models of a study share a seed, nor do studies run with different seeds
-        seed = len(models) * options.seed + k
-        fits[label] = fw.fit(
-            model,
-            draws=plan.fit_draws,
-            warmup=plan.fit_warmup,
-            seed=seed,
-            progress=options.progress,
-        )
+        seed, place = len(models) * options.seed + k, of_model(options.checkpoint, [*models], label)
+        lengths = {"draws": plan.fit_draws, "warmup": plan.fit_warmup, "seed": seed}
+        made = partial(fw.fit, model, **lengths, progress=options.progress)
+        beside = place and place.with_name(f"{place.name}.fit")
+        fits[label] = kept_fit(beside, model, made, **lengths)
         results[label] = fw.cross_validate(
             model,
             folds,
@@ -129,6 +131,7 @@ def conduct(
             method=plan.method,
             seed=seed,
             progress=options.progress,
+            checkpoint=place,
         )
         if options.finished is not None:
             options.finished(results)
