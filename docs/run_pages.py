@@ -25,7 +25,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DO
 TIME = re.compile(r"^time: .*\n(?:  .*\n)*", re.MULTILINE)
 NUMBER = re.compile(r"[<>]?-?\b\d+(\.\d+)?(e-?\d+)?\b")
 # how R-hat-max compares with chance is said in words that depend on the numbers
-BENCHMARK = re.compile(r"\(benchmark[^)]*\)")
+BENCHMARK = re.compile(r"R-hat-max.*?100\)(: some\s+have\s+not\s+mixed)?", re.DOTALL)
 
 
 class Block(NamedTuple):

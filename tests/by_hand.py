@@ -17,7 +17,7 @@ def make(
     elpd,
     *,
     mcse=0.1,
-    p=0.25,
+    optimism=0.25,
     weight=None,
     names=None,
     test=None,
@@ -48,7 +48,7 @@ def make(
         {
             column(score): full(elpd),
             "mcse": full(mcse),
-            "p": full(p),
+            "optimism": full(optimism),
             "weight": full(1.0 if weight is None else weight),
             "n_test": ("fold", np.diff(start)),
             "spread": full(spread),
@@ -66,7 +66,8 @@ def make(
         rows = xr.Dataset(
             {
                 column(score): ("test_row", np.asarray(row_elpd)),
-                "p": ("test_row", 0.1 * np.ones(len(flat))),
+                "mcse": ("test_row", np.repeat(table["mcse"].values, np.diff(start))),
+                "optimism": ("test_row", 0.1 * np.ones(len(flat))),
                 "weight": ("test_row", weights),
             },
             coords={"row": ("test_row", flat)},

@@ -283,12 +283,13 @@ def far_groups(
 class FarScale:
     """The far group with an unknown sd of the groups, log tau ~ N(0, 1); exact on a grid of tau.
 
-    Positions are (log tau, mu, z_1, ..., z_J).
+    Positions are (log tau, mu, z_1, ..., z_J), and ``spare`` parameters that nothing depends on:
+    with 14 of them too many are shared for the globals to be sampled alone.
     """
 
-    def __init__(self, distance: float, rows: int = 5, groups: int = 8):
+    def __init__(self, distance: float, rows: int = 5, groups: int = 8, spare: int = 0):
         problem = far_groups(distance, rows, groups)
-        self.y, self.folds = problem.y, problem.folds
+        self.y, self.folds, self.spare = problem.y, problem.folds, spare
         self.group = np.repeat(np.arange(groups), rows)
 
     def model(self) -> fw.Model:
@@ -301,7 +302,7 @@ class FarScale:
         def log_prior(q):
             return -0.5 * (q[0] ** 2 + (q[1] / 2.0) ** 2 + jnp.sum(q[2:] ** 2))
 
-        start = np.zeros(2 + len(self.folds))
+        start = np.zeros(2 + len(self.folds) + self.spare)
         return fw.Model(log_prior, log_likelihood, start, len(y), name="far scale")
 
     def joint(self) -> np.ndarray:

@@ -162,7 +162,7 @@ def test_a_fold_that_is_not_a_number_is_left_out_aloud(prepared, tamper, value, 
         result = run(prepared, estimator=estimator, memory=memory)
     assert np.isnan(result.folds["elpd"].values[3])
     assert result.folds["status"].values[3] == "not finite"
-    assert np.isfinite([result.elpd, result.se, result.mcse, result.ess, result.p]).all()
+    assert np.isfinite([result.elpd, result.se, result.mcse, result.ess, result.optimism]).all()
     assert np.isfinite([result.rhat_max, *result.rhat_benchmark]).all()
     exact = np.delete(problem.joint(), 3)
     assert abs(result.elpd - exact.sum()) < 4 * result.mcse
@@ -175,7 +175,7 @@ def test_rows_that_are_not_a_number_are_left_out_aloud(prepared, tamper):
     with pytest.warns(FoldWarning, match="not finite: 1 of 5 folds"):
         result = run(prepared, "five_fold")
     assert np.isnan(result.folds["elpd"].values[2])
-    assert np.isfinite([result.elpd, result.se, result.mcse, result.p]).all()
+    assert np.isfinite([result.elpd, result.se, result.mcse, result.optimism]).all()
 
 
 def test_zero_density_is_a_number():

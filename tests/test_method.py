@@ -17,7 +17,7 @@ from foldwise.results.weighted import chains_alone
 
 @cache
 def far():
-    return FarScale(6.0)
+    return FarScale(6.0, spare=14)
 
 
 @cache
@@ -283,5 +283,5 @@ def test_what_cannot_be(arguments, message):
 
 
 def test_structure_of_the_far_scale():
-    structure = find_cells(far_model(), np.random.default_rng(1).normal(size=(3, 10)))
-    assert len(structure) == 8 and structure.globals.tolist() == [0, 1]
+    structure = find_cells(far_model(), np.random.default_rng(1).normal(size=(3, 24)))
+    assert len(structure) == 8 and structure.globals.tolist() == [0, 1, *range(10, 24)]

@@ -94,9 +94,10 @@ def cross_validate(
     """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
 
     Fits the model to all rows and reweights these draws for each fold, with the parameters of
-    groups integrated out. Folds for which that cannot be relied on are sampled, all chains of all
-    these folds in lock-step, from starting points and with tuning taken from the full-data fit; so
-    are all folds with ``method="mcmc"``. The total is the sum over folds of
+    groups integrated out. Folds for which that cannot be relied on are refitted, where few
+    parameters are shared, or sampled, all chains of all these folds in lock-step, from starting
+    points and with tuning taken from the full-data fit; so are all folds with ``method="mcmc"``.
+    The total is the sum over folds of
     log p(test rows | training rows); higher is better.
 
     Parameters
@@ -107,8 +108,9 @@ def cross_validate(
     folds
         Which rows each fold leaves out.
     fit
-        Full-data fit of this model; made here when left out, for small models by many short chains
-        that are tuned together (``foldwise.sampling.pooled``), else, or where these fail, by NUTS.
+        Full-data fit of this model; made here when left out: with the parameters of groups
+        integrated out (``foldwise.sampling.globals``), for small models by many short chains that
+        are tuned together (``foldwise.sampling.pooled``), else, or where these fail, by NUTS.
     scores
         One name or several, all from one run; the first is the one that tables show. ``"log"`` is
         the joint log density of a fold's test rows, ``"log_pointwise"`` the sum of their log
@@ -132,8 +134,9 @@ def cross_validate(
     max_draws
         Draws of each chain at which such a run stops, with a warning if it is not there.
     method
-        ``"auto"`` reweights the full-data draws, with the parameters of groups integrated out, and
-        runs chains for folds for which that is not reliable; for all folds where it does not apply:
+        ``"auto"`` reweights the full-data draws, with the parameters of groups integrated out.
+        Where that is not reliable it samples what all rows share anew (at most 15 parameters), or
+        runs chains; chains for all folds where it does not apply:
         kept draws, an ``estimator`` that was asked for, leave-future-out, and scores other than
         log scores where parameters are integrated out. ``"importance"`` never runs chains, and
         flags those folds. ``"mcmc"`` samples the posterior of every fold.

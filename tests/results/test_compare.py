@@ -12,7 +12,7 @@ import pytest
 from by_hand import A, B, by_row, flat, make, widest
 from problems import by_chains
 from scipy.optimize import minimize
-from scipy.special import logsumexp, softmax
+from scipy.special import logsumexp, softmax, stdtr
 
 from foldwise.results import differences
 from foldwise.results.compare import Pair, SeedWarning, compare
@@ -25,8 +25,8 @@ SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def normal_cdf(z):
-    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+def t_cdf(z, freedom=3):
+    return float(stdtr(freedom, z))
 
 
 # ---------------------------------------------------------------- a pair
@@ -38,14 +38,15 @@ def test_pair_by_hand():
     assert found.diff == pytest.approx(3.0)
     assert found.se == pytest.approx(se)
     assert found.mcse == pytest.approx(math.sqrt(0.3 + 4 * 0.25))
-    assert found.prob == pytest.approx(normal_cdf(3.0 / se))
+    assert found.error == pytest.approx(se)  # folds' own noise is in their spread already
+    assert found.prob == pytest.approx(t_cdf(3.0 / se))
     assert found.score == "log" and found.unit == "fold" and found.left_out == 0
 
 
 def test_pair_follows_the_order_given_and_the_table_the_score():
     found = compare({"b": make(B), "a": make(A)})
     assert found.diff == pytest.approx(-3.0)
-    assert found.prob == pytest.approx(1.0 - normal_cdf(3.0 / math.sqrt(4 * 4.75 / 3)))
+    assert found.prob == pytest.approx(1.0 - t_cdf(3.0 / math.sqrt(4 * 4.75 / 3)))
     assert list(found.table.index) == ["a", "b"]
     assert found.names == ["b", "a"]
     forward, back = found.pair("a", "b"), found.pair("b", "a")
@@ -56,7 +57,7 @@ def test_pair_follows_the_order_given_and_the_table_the_score():
 
 
 def test_two_line_table_by_hand():
-    table = compare({"b": make(B, mcse=0.3, p=1.0), "a": make(A, mcse=0.2)}).table
+    table = compare({"b": make(B, mcse=0.3, optimism=1.0), "a": make(A, mcse=0.2)}).table
     se = math.sqrt(4 * 4.75 / 3)
     assert list(table.columns) == [
         "rank",
@@ -64,12 +65,13 @@ def test_two_line_table_by_hand():
         "elpd_diff",
         "se_diff",
         "mcse_diff",
+        "error_diff",
         "prob_worse",
         "prob_worse_bootstrap",
         "stacking",
         "pseudo_bma",
         "pseudo_bma_plus",
-        "p",
+        "optimism",
         "se",
         "mcse",
     ]
@@ -79,8 +81,8 @@ def test_two_line_table_by_hand():
     assert other["rank"] == 2 and other["elpd"] == -13 and other["elpd_diff"] == pytest.approx(-3)
     assert other["se_diff"] == pytest.approx(se)
     assert other["mcse_diff"] == pytest.approx(math.sqrt(4 * 0.09 + 4 * 0.04))
-    assert other["prob_worse"] == pytest.approx(normal_cdf(3 / se))
-    assert best["p"] == pytest.approx(1.0) and other["p"] == pytest.approx(4.0)
+    assert other["prob_worse"] == pytest.approx(t_cdf(3 / se))
+    assert best["optimism"] == pytest.approx(1.0) and other["optimism"] == pytest.approx(4.0)
     assert best["se"] == pytest.approx(math.sqrt(4 * 5 / 3))
     assert best["mcse"] == pytest.approx(0.4) and other["mcse"] == pytest.approx(0.6)
 
@@ -106,8 +108,8 @@ def test_models_that_never_differ():
 
 
 def test_a_constant_difference_is_certain():
-    assert probability(2.0, 0.0) == 1.0 and probability(-2.0, 0.0) == 0.0
-    assert math.isnan(probability(2.0, math.nan))
+    assert probability(2.0, 0.0, 3) == 1.0 and probability(-2.0, 0.0, 3) == 0.0
+    assert math.isnan(probability(2.0, math.nan, 3))
 
 
 def test_one_fold_has_a_difference_but_no_error():
@@ -288,7 +290,7 @@ def test_folds_not_finite_in_one_model_are_left_out_of_all():
     assert found.se == pytest.approx(math.sqrt(4 * 4.75 / 3))
     assert found.mcse == pytest.approx(math.hypot(0.2, 0.2))
     assert found.table["elpd"].tolist() == pytest.approx([-10, -13])
-    assert found.table["p"].tolist() == pytest.approx([1.0, 1.0])
+    assert found.table["optimism"].tolist() == pytest.approx([1.0, 1.0])
     assert found.ess == pytest.approx(200.0)
     assert "paired over 4 of 5 folds" in str(found)
     assert np.isnan(found.folds["diff"].values[4]) and found.folds.sizes["fold"] == 5
@@ -300,7 +302,7 @@ def test_no_verdict_while_an_error_is_infinite():
     with pytest.warns(FoldWarning, match="a score or its error is not finite there .1 in lost"):
         found = compare({"lost": lost, "good": good})
     assert found.missing == {"lost": ["x"]} and math.isnan(found.prob)
-    assert "No verdict" in flat(found)
+    assert found.verdict.kind == "not to be trusted" and "Not to be trusted" in flat(found)
 
 
 VERDICT = ["rank", "prob_worse", "prob_worse_bootstrap", "stacking", "pseudo_bma"]
@@ -320,10 +322,10 @@ def test_no_verdict_while_a_fold_is_missing():
     assert found.table[VERDICT].isna().all(axis=None)
     assert found.table["elpd_diff"].tolist() == pytest.approx([0.0, 2.0])
     text = flat(found)
-    assert "No verdict: 1 of 5 folds has no finite score (x in failed)" in text
+    assert "Not to be trusted: 1 of 5 folds has no finite score (x in failed)" in text
     assert "differences to good, over the folds that all models have" in text
-    assert "Print that model's result for what to do about these folds" in text
-    for word in ("is better", "weight: by", "below 4", "0.999"):
+    assert "Print each model's result for what to do about its folds" in text
+    for word in ("predicts better", "weight: in", "below 4", "0.999"):
         assert word not in text
     failed_row = next(line for line in str(found).splitlines() if line.startswith("failed"))
     assert failed_row.split()[-2:] == ["n/a", "n/a"] and widest(found) <= 80
@@ -339,7 +341,7 @@ def test_folds_missing_in_several_of_three_models():
     assert math.isnan(pair.prob) and math.isnan(pair.prob_bootstrap)
     assert found.table[VERDICT[:3]].isna().all(axis=None)
     text = flat(found)
-    assert "No verdict: 3 of 5 folds have no finite score (0 in a; 2, 3 in b)" in text
+    assert "Not to be trusted: 3 of 5 folds have no finite score (0 in a; 2, 3 in b)" in text
     assert "paired over 2 of 5 folds" in text
 
 
@@ -593,12 +595,12 @@ def test_a_pair_against_its_exact_difference(regressions):
     assert found.diff == pytest.approx(first.elpd - second.elpd)
     assert found.mcse == pytest.approx(math.hypot(first.mcse, second.mcse)) and found.mcse < 0.5
     assert found.se == pytest.approx(math.sqrt(40) * exact.std(ddof=1), rel=0.05)
-    assert found.prob == pytest.approx(normal_cdf(exact.sum() / found.se), abs=0.01)
+    assert found.prob == pytest.approx(t_cdf(exact.sum() / found.error, 39), abs=0.01)
     assert found.rhat_max == max(first.rhat_max, second.rhat_max)
     assert min(first.ess, second.ess) <= found.ess <= max(first.ess, second.ess)
     for printed in (first, second, found):
         assert widest(printed) <= 80
-    assert "regression is better than without x1 by" in flat(found)
+    assert "regression predicts better than without x1: " in flat(found)
 
 
 def test_repeated_folds_do_not_pretend_to_be_new_information():

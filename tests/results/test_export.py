@@ -106,7 +106,7 @@ def test_arviz_compares_two_results(regression, loo):
     assert loo.elpd - other.elpd > 5
     np.testing.assert_allclose(table["elpd"], [loo.elpd, other.elpd], rtol=1e-12)
     np.testing.assert_allclose(table["se"], [loo.se, other.se], rtol=1e-12)
-    np.testing.assert_allclose(table["p"], [loo.p, other.p], rtol=1e-12)
+    np.testing.assert_allclose(table["p"], [loo.optimism, other.optimism], rtol=1e-12)
 
 
 def test_arviz_takes_folds_of_a_joint_score(loo):

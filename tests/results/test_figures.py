@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from problems import by_chains
-from scipy.stats import norm
 
 import foldwise as fw
 from foldwise.results import figures_chains
@@ -33,9 +32,9 @@ def data(line):
     return np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
 
 
-def band(axes):
-    """Lower and upper edge of the first band, by x."""
-    vertices = axes.collections[0].get_paths()[0].vertices
+def band(axes, k=0):
+    """Lower and upper edge of a band, by x."""
+    vertices = axes.collections[k].get_paths()[0].vertices
     x = np.unique(vertices[:, 0])
     edges = [vertices[vertices[:, 0] == value, 1] for value in x]
     return x, np.array([e.min() for e in edges]), np.array([e.max() for e in edges])
@@ -65,11 +64,12 @@ def test_progress_of_a_difference(pair, score):
     for n in (20, 160):
         shorter = [first_draws(result, n, score) for result in pair]
         expected = fw.compare(shorter, score)
-        at, low, high = band(axes)
-        k = int(np.flatnonzero(at == n)[0])
         assert y[list(x).index(n)] == pytest.approx(expected.diff, rel=1e-9)
-        assert high[k] - low[k] == pytest.approx(4 * expected.mcse, rel=1e-6)
-        assert high[k] + low[k] == pytest.approx(2 * expected.diff, rel=1e-6)
+        for which, error in enumerate((expected.error, expected.mcse)):
+            at, low, high = band(axes, which)
+            k = int(np.flatnonzero(at == n)[0])
+            assert high[k] - low[k] == pytest.approx(4 * error, rel=1e-6)
+            assert high[k] + low[k] == pytest.approx(2 * expected.diff, rel=1e-6)
     assert "iterations per chain" in axes.get_xlabel()
     assert (
         axes.get_ylabel()
@@ -113,11 +113,10 @@ def test_errors(pair):
 def test_probability(pair):
     found = fw.compare(pair)
     axes = fw.plot_probability(*pair).axes[0]
-    x, y = data(axes.lines[1])
-    _, low, high = band(axes)
+    x, y = data(axes.lines[3])
     assert y[-1] == pytest.approx(found.prob, rel=1e-9)
-    assert low[-1] == pytest.approx(norm.cdf((found.diff - 2 * found.mcse) / found.se), rel=1e-6)
-    assert high[-1] == pytest.approx(norm.cdf((found.diff + 2 * found.mcse) / found.se), rel=1e-6)
+    assert y[0] == pytest.approx(fw.compare([first_draws(r, 20) for r in pair]).prob, rel=1e-9)
+    assert [line.get_ydata()[0] for line in axes.lines[:3]] == pytest.approx([0.5, 0.95, 0.05])
     assert axes.get_ylim() == (0.0, 1.0)
 
 

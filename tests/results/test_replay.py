@@ -14,7 +14,7 @@ def data(line):
 
 
 def same(one, two, tolerance=1e-8):
-    for name in ("total", "se", "mcse", "ess", "p"):
+    for name in ("total", "se", "mcse", "ess", "optimism"):
         value, other = getattr(one, name), getattr(two, name)
         np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance, err_msg=name)
     for name in one.folds:

@@ -13,9 +13,14 @@ from foldwise.results.result import FoldWarning, flags, warn_of_flags
 def test_attributes_are_those_of_the_first_score():
     result = make(A, more_scores=("log_pointwise",))
     first = result.score("log")
-    other = replace(first, name="log_pointwise", total=0.0, se=0.5, mcse=0.2, p=9.0)
+    other = replace(first, name="log_pointwise", total=0.0, se=0.5, mcse=0.2, optimism=9.0)
     result.scores["log_pointwise"] = replace(other, folds=first.folds.copy())
-    for name, value in (("elpd", "total"), ("se", "se"), ("mcse", "mcse"), ("p", "p")):
+    for name, value in (
+        ("elpd", "total"),
+        ("se", "se"),
+        ("mcse", "mcse"),
+        ("optimism", "optimism"),
+    ):
         assert getattr(result, name) == getattr(first, value)
     assert result.elpd == -10.0 and result.folds is first.folds and result.rows is None
     with pytest.raises(ValueError, match=r"has the scores log, log_pointwise, but 'crps' was"):

@@ -16,7 +16,7 @@ def test_result_text():
     result = make(
         [-231.0, -231.3, -231.3],
         mcse=[0.4, 0.4, 0.28],
-        p=23.7,
+        optimism=23.7,
         model="A",
         scheme="leave_group_out, 3 groups",
         n_obs=250,
@@ -36,16 +36,17 @@ def test_result_text():
     )
     assert lines[4].split()[:4] == ["elpd", "-693.6", "0.30", "0.63"]
     assert lines[4].endswith("joint log density; SE over folds")
-    assert lines[5].split() == ["p", "71.1"]
+    assert lines[5].split()[:2] == ["optimism", "71.1"]
+    assert lines[5].endswith("gained if the same rows had been seen")
     assert lines[6].split()[:2] == ["log_pointwise", "-693.6"]
     text = flat(result)
-    assert (
-        "ESS 200, R-hat-max 1.010 (benchmark 1.059 at 99 %; 75 % of shuffled runs reach it)" in text
-    )
-    assert "0 divergences, acceptance 0.84, bridge for 3 folds, mean for 0" in text
+    assert "ESS 200: the score is known as well as from that many independent draws" in text
+    assert "R-hat-max 1.010 is what mixed chains show (up to 1.059 in 99 runs of 100)" in text
+    assert "chains: 0 divergences, acceptance 0.84; scores by bridge sampling" in text
     assert "seed 3, fit seed 4, online (running sums, no draws kept), float32" in text
-    assert "time: fit 5.8 s, compile 1.8 s, folds 4.0 min" in text
-    assert lines[-1] == "all folds fine"
+    assert "time: full-data fit 5.8 s, compiling 1.8 s, chains of the folds 4.0 min" in text
+    assert "Too noisy: the Monte Carlo error is 2.1 of the standard error" in text
+    assert "flagged" not in text and "Reliable" not in text
     assert "left out" not in text and widest(result) <= 80
 
 
@@ -56,7 +57,10 @@ def test_result_text_of_flagged_and_left_out_folds():
     assert "total over 3 of 4 folds: 1 fold whose score is not finite is left out" in text
     assert "3 of 4 folds flagged: - not finite: 1 of 4 folds (x); log densities were" in text
     assert "- few effective draws: 2 of 4 folds (y, z); fewer than 50 effective draws" in text
-    assert "all folds fine" not in text and "unnamed model, by hand" in text
+    assert (
+        "Not to be trusted: 3 of 4 folds flagged (x, y, z)" in text
+        and "unnamed model, by hand" in text
+    )
     assert widest(result) <= 80
     two = make([np.nan, np.nan, -3.0, -4.0], more_scores=("log_pointwise",))
     assert "total of log over 2 of 4 folds: 2 folds whose score is not finite are" in flat(two)
@@ -64,9 +68,8 @@ def test_result_text_of_flagged_and_left_out_folds():
 
 def test_a_limit_below_the_benchmark_is_said():
     slow = flat(make(A, rhat=1.2, benchmark=[1.3] * 10))
-    assert "R-hat-max 1.200 (benchmark 1.300 at 99 %; 100 % of shuffled runs reach it;" in slow
-    assert "limit 1.100)" in slow
-    assert "limit" not in flat(make(A, rhat=1.2, benchmark=[1.05] * 10))
+    assert "R-hat-max 1.200 is over 1.100: some chains have not mixed" in slow
+    assert "1.100" not in flat(make(A, rhat=1.2, benchmark=[1.05] * 10))
 
 
 def test_scores_by_row_say_so():
@@ -75,7 +78,10 @@ def test_scores_by_row_say_so():
 
 @pytest.mark.parametrize(
     "benchmark, reach",
-    [([1.0] * 10, "no shuffled run reaches it"), ([1.02] + [1.0] * 199, "under 1 % of shuffled")],
+    [
+        ([1.0] * 10, "R-hat-max 1.010 is more than mixed chains show (up to 1.000 in 99 runs"),
+        ([1.02] * 10, "R-hat-max 1.010 is what mixed chains show (up to 1.020 in 99 runs"),
+    ],
 )
 def test_share_of_the_benchmark_in_words(benchmark, reach):
     assert reach in flat(make(A, benchmark=benchmark))
@@ -100,17 +106,19 @@ def test_digits_follow_the_monte_carlo_error(mcse, digits):
 
 
 def test_text_survives_what_is_missing():
-    alone = make([-1.0], p=np.nan, mcse=np.nan, noise=0.0, rhat=np.nan, benchmark=[np.nan] * 3)
+    alone = make(
+        [-1.0], optimism=np.nan, mcse=np.nan, noise=0.0, rhat=np.nan, benchmark=[np.nan] * 3
+    )
     alone.info.clear()
     text = str(alone)
     assert "1 fold\n" in text and "n/a" in text and "seed" not in text and "time" not in text
-    assert not any(line.startswith("p ") for line in text.splitlines())
-    nothing = make([np.nan] * 2, p=np.nan, mcse=np.nan, status="not finite")
+    assert not any(line.startswith("optimism") for line in text.splitlines())
+    nothing = make([np.nan] * 2, optimism=np.nan, mcse=np.nan, status="not finite")
     nothing.folds["acceptance"][:] = np.nan
     assert "total over 0 of 2 folds" in flat(nothing) and "acceptance n/a" in flat(nothing)
     merged = make(A, seed=[1, 2], fit_seed=[1, 2], seconds={"fit": np.nan})
     assert "seed 1, 2" in flat(merged) and "fit seed" not in flat(merged)
-    assert "fit n/a" in flat(merged)
+    assert "full-data fit n/a" in flat(merged)
 
 
 def test_wide_things_are_wrapped():
@@ -140,7 +148,7 @@ def test_comparison_text():
     found = compare({"B": make(b, mcse=0.05), "A": make(a, mcse=0.05)})
     lines = str(found).splitlines()
     assert lines[0] == "foldwise: 2 models compared by log, paired over 40 folds"
-    assert lines[2].split() == [
+    assert lines[4].split() == [
         "model",
         "elpd",
         "elpd_diff",
@@ -149,14 +157,15 @@ def test_comparison_text():
         "Pr(worse)",
         "weight",
     ]
-    assert lines[3].split() == ["A", "-100.0", "0.0", "-", "-", "-", "1.00"]
-    assert lines[4].split() == ["B", "-126.0", "-26.0", "2.2", "0.45", ">0.999", "0.00"]
+    assert lines[5].split() == ["A", "-100.0", "0.0", "-", "-", "-", "1.00"]
+    assert lines[6].split() == ["B", "-126.0", "-26.0", "2.2", "0.45", ">0.999", "0.00"]
     text = flat(found)
     assert (
-        "A is better than B by 26.0 (SE 2.2, MCSE 0.45) with probability >0.999 (Bayesian "
-        "bootstrap >0.999)." in text
+        "paired over 40 folds A predicts better than B: by 26.0 (SE 2.2, MCSE 0.45), probability "
+        ">0.999." in text
     )
-    assert "Monte Carlo: ESS 200, R-hat-max 1.010 (benchmark 1.059 at 99 %; 75 %" in text
+    assert "R-hat-max 1.010 is what mixed chains show (up to 1.059 in 99 runs of 100)" in text
+    assert "Pr(worse): probability that the model predicts worse than the first" in text
     assert "below 4" not in text and "third" not in text and "left out" not in text
     assert widest(found) <= 80 and repr(found) == str(found)
 
@@ -164,17 +173,19 @@ def test_comparison_text():
 def test_comparison_text_of_small_and_noisy_differences():
     found = compare({"a": make(A, mcse=0.5), "b": make(B, mcse=0.5)})
     text = flat(found)
-    assert "The difference to b is below 4: too small to matter" in text
-    assert "difference to b is more than a third of its standard error: extend the runs" in text
-    assert "a is better than b by 3 (SE 2.5, MCSE 1.4) with probability 0.883" in text
-    assert "below 4" not in flat(compare({"a": make(A, score="crps"), "b": make(B, score="crps")}))
+    assert "Too noisy to say: a is ahead of b by 3 (SE 2.5, MCSE 1.4), probability 0.841." in text
+    assert "The Monte Carlo error is 0.56 of the standard error; a third at most" in text
+    assert "Run on: about 520 draws a chain (now 100; result.extend) would do." in text
+    rows = [line.split() for line in str(found).splitlines() if line.startswith(("a ", "b "))]
+    assert [row[-1] for row in rows] == ["n/a", "n/a"]  # no weights without a verdict
+    assert "given with a verdict only" in text and "predicts better" not in text
 
 
 def test_comparison_text_of_three_models():
     far = np.subtract(A, [10.0, 9.0, 11.0, 12.0])
     found = compare({"far": make(far), "near": make(B), "top": make(A)})
     text = flat(found)
-    assert "3 models" in text and "The difference to near is below 4" in text
-    assert "is better than" not in text
-    order = [line.split()[0] for line in str(found).splitlines()[3:6]]
+    assert "3 models" in text and "Undecided: top is ahead of near by 3.0" in text
+    assert "The probability is below 0.95." in text and "predicts better" not in text
+    order = [line.split()[0] for line in str(found).splitlines()[6:9]]
     assert order == ["top", "near", "far"] and widest(found) <= 80

@@ -131,7 +131,7 @@ from foldwise.support.runtime import lanes
 problem = problems.regression()
 model = problem.model()
 fit = fw.fit(model, draws=200, warmup=200, seed=1, progress=False)
-result = by_chains(model, problem.folds, fit=fit, seed=3, progress=False)
+result = problems.by_chains(model, problem.folds, fit=fit, seed=3, progress=False)
 print(jax.local_device_count(), lanes(), repr(result.elpd))
 """
 
@@ -183,7 +183,7 @@ def rows(q):
 
 model = fw.Model(lambda q: -0.5 * jnp.sum(q**2), rows, np.zeros(13), 12)
 fit = fw.fit(model, draws=100, warmup=100, seed=1, progress=False)
-found = by_chains(model, fw.k_fold(12, 4), fit, seed=1, progress=False)
+found = fw.cross_validate(model, fw.k_fold(12, 4), fit, method="mcmc", seed=1, progress=False)
 print(jax.local_device_count(), found.elpd)
 """
 

@@ -74,14 +74,17 @@ def funnel():
     return fw.Model(log_prior, lambda x: 0.0 * x[:3], np.zeros(10), 3, name="funnel")
 
 
-def two_modes():
+def two_modes(dimension=16):
+    """Modes 80 sds apart, in more dimensions than a mixture can be fitted in, or fewer."""
+
     def log_prior(x):
-        return jnp.logaddexp(-0.5 * (x - 40.0) ** 2, -0.5 * (x + 40.0) ** 2)
+        either = jnp.logaddexp(-0.5 * (x[0] - 40.0) ** 2, -0.5 * (x[0] + 40.0) ** 2)
+        return either - 0.5 * jnp.sum(x[1:] ** 2)
 
     def init(key):
-        return 40.0 * (2.0 * jax.random.bernoulli(key) - 1.0)
+        return jnp.zeros(dimension).at[0].set(40.0 * (2.0 * jax.random.bernoulli(key) - 1.0))
 
-    return fw.Model(log_prior, lambda x: 0.0 * x * np.ones(3), init, 3, name="two modes")
+    return fw.Model(log_prior, lambda x: 0.0 * x[0] * np.ones(3), init, 3, name="two modes")
 
 
 @pytest.mark.parametrize("build", [funnel, two_modes])
@@ -89,6 +92,14 @@ def test_where_they_fail_nuts_is_next(build):
     with pytest.warns(FitWarning, match=f"full-data fit of {build().name}"):
         _, by_nuts = made(build(), 1)
     assert by_nuts
+
+
+def test_a_few_parameters_with_two_modes_get_a_mixture(seed):
+    fit, by_nuts = made(two_modes(2), seed)
+    assert not by_nuts and fit.settled
+    right = (fit.flat[:, 0] > 0).mean()
+    assert abs(right - 0.5) < 4 * 0.5 / np.sqrt(fit.ess.min())
+    assert abs(np.abs(fit.flat[:, 0]).mean() - 40.0) < 0.2
 
 
 def test_the_warning_points_at_the_caller():

@@ -13,8 +13,11 @@ from foldwise.sampling.pooled import Chains
 from foldwise.support.progress import Progress
 
 
-def mixture(apart, weight, prior, init, rows=14):
-    """Rows of N(mu, 1) with probability ``weight``, else of N(-mu, 1); P(mu < 0) by quadrature."""
+def mixture(apart, weight, prior, init, rows=14, spare=0):
+    """Rows of N(mu, 1) with probability ``weight``, else of N(-mu, 1); P(mu < 0) by quadrature.
+
+    With 15 ``spare`` parameters there are too many for a mixture to be fitted to the modes.
+    """
     rng = np.random.default_rng(3)
     sign = np.where(np.arange(rows) % 2 == 0, 1.0, -1.0)
     y = apart * sign + rng.normal(size=rows)
@@ -29,28 +32,40 @@ def mixture(apart, weight, prior, init, rows=14):
     density = log_likelihood(grid, np, y[:, None]).sum(axis=0) - 0.5 * (grid / prior) ** 2
     share = np.exp(density - density.max())
     model = fw.Model(
-        lambda mu: -0.5 * (mu / prior) ** 2, log_likelihood, float(init), rows, name="mixture"
+        lambda q: -0.5 * (q[0] / prior) ** 2 - 0.5 * jnp.sum(q[1:] ** 2),
+        lambda q: log_likelihood(q[0]),
+        np.concatenate([[float(init)], np.zeros(spare)]),
+        rows,
+        name="mixture",
     )
     return model, share[grid < 0].sum() / share.sum()
 
 
 @pytest.mark.parametrize("apart, prior, init", [(3.0, 3.0, 3.0), (3.0, 10.0, -3.0)])
 def test_a_second_mode_is_seen(apart, prior, init, seed):
-    model, below = mixture(apart, 0.6, prior, init)
+    model, below = mixture(apart, 0.6, prior, init, spare=15)
     assert 0.02 < below < 0.98
     with pytest.warns(FitWarning, match="different starts disagree: several modes"):
         fit = full_data_fit(model, seed, Progress(False))
-    assert not fit.settled and 0.0 < np.mean(fit.flat < 0.0) < 1.0
+    assert not fit.settled and 0.0 < np.mean(fit.flat[:, 0] < 0.0) < 1.0
     with pytest.warns(FitWarning, match="several modes"):
         assert not fw.fit(model, draws=200, warmup=200, seed=seed, progress=False).settled
 
 
+@pytest.mark.parametrize("apart, prior, init", [(3.0, 3.0, 3.0), (1.0, 3.0, 1.0)])
+def test_two_modes_of_one_parameter_have_their_share(apart, prior, init, seed):
+    model, below = mixture(apart, 0.6, prior, init)
+    fit = full_data_fit(model, seed, Progress(False))
+    share = (fit.flat < 0.0).mean()
+    assert fit.settled and abs(share - below) < 4 * np.sqrt(below * (1 - below) / fit.ess.min())
+
+
 def test_a_mode_that_nuts_leaves_during_warm_up_is_not_forgotten():
     """With this seed all four chains of NUTS end in one mode, and agree."""
-    model, below = mixture(1.0, 0.6, 3.0, 1.0)
+    model, below = mixture(1.2, 0.6, 3.0, 1.0, spare=15)
     with pytest.warns(FitWarning, match="stayed where these draws never are"):
-        fit = full_data_fit(model, 3, Progress(False))
-    assert fit.rhat.max() < 1.01 and abs(np.mean(fit.flat < 0.0) - below) > 0.3
+        fit = full_data_fit(model, 7, Progress(False))
+    assert fit.rhat.max() < 1.01 and abs(np.mean(fit.flat[:, 0] < 0.0) - below) > 0.3
     assert fit.missed > 10 and not fit.settled
 
 

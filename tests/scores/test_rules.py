@@ -489,7 +489,7 @@ def test_comparison_by_other_scores(prepared, results, seed):
         table = found.table
         assert list(table.index) == ["full", "poor"] and table["score_diff"]["poor"] < 0
         assert found.diff > 0 and found.prob > 0.9
-        assert "stacking" not in table and "p" not in table
+        assert "stacking" not in table and "optimism" not in table
         total = {k: r.score(score).total for k, r in results_by_name.items()}
         assert table["score"].to_dict() == pytest.approx(total)
         sign = -1 if score == "rmse" else 1

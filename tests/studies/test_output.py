@@ -19,7 +19,7 @@ def test_report_for_programs_has_the_results(saved, results):
     assert report["versions"]["foldwise"] == fw.__version__ and "jax" in report["versions"]
     for name, result in results.items():
         model = report["models"][name]
-        for key in ("elpd", "se", "mcse", "ess", "p", "rhat_max", "divergences"):
+        for key in ("elpd", "se", "mcse", "ess", "optimism", "rhat_max", "divergences"):
             assert model[key] == getattr(result, key), key
         assert model["rhat_benchmark"] == np.quantile(result.rhat_benchmark, 0.99)
         assert model["settings"]["seed"] == result.info["seed"]
@@ -69,7 +69,9 @@ def test_a_comparison_without_a_verdict_is_reported(results):
     assert report["missing"] == {first: [2]}
     assert f"{first}: 1 of {count} folds flagged: not finite 1" in report["remarks"]
     assert all(row["prob_worse"] is row["rank"] is None for row in report["table"])
-    assert "No verdict: 1 of" in str(outcome) and "is better" not in str(outcome)
+    text = " ".join(str(outcome).split())
+    assert "Not to be trusted: 1 of" in text and "predicts better" not in text
+    assert report["verdict"]["kind"] == "not to be trusted"
 
 
 def vars_of(score, **changes):

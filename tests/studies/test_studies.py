@@ -5,13 +5,13 @@ Real data are used where FOLDWISE_DATA names their folder, simulated look-alikes
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import integrated
 import jax
 import numpy as np
 import pandas as pd
 import pytest
+from by_hand import make
 from scipy import stats
 
 import foldwise as fw
@@ -220,39 +220,18 @@ def test_air_figures(air_table):
 # ---------------------------------------------------------------- what an outcome says
 
 
-def pretend(diff, se, mcse, prob, flagged=0, left_out=0):
-    table = SimpleNamespace(sizes={"fold": flagged})
-    results = {name: SimpleNamespace(flagged=table) for name in ("A", "B")}
-    pair = SimpleNamespace(diff=diff, se=se, mcse=mcse, prob=prob)
-    comparison = SimpleNamespace(
-        table=SimpleNamespace(index=["A", "B"]),
-        pair=lambda better, worse: pair,
-        left_out=left_out,
-    )
-    return studies.conclusion(results, comparison, "rain")
-
-
 @pytest.mark.parametrize(
-    ("numbers", "words"),
+    ("a", "words"),
     [
-        (
-            (30.0, 8.0, 0.5, 0.9999),
-            "A predicts rain better than B: by 30.0 nats (SE 8.0, MCSE 0.5)",
-        ),
-        ((30.0, 8.0, 0.5, 0.9999), "probability over 0.999."),
-        ((14.0, 9.0, 0.5, 0.94), "A probably predicts rain better than B: by 14.0 nats"),
-        ((5.0, 9.0, 0.5, 0.71), "Undecided which model predicts rain better: A is ahead of B"),
-        ((3.0, 1.0, 0.1, 0.999), "Undecided which model predicts rain better: A is ahead of B"),
-        ((5.0, 2.0, 1.0, 0.99), "Too noisy to say which model predicts rain better, run longer"),
-        ((30.0, 8.0, 0.5, 0.99, 1), "but 2 folds are flagged"),
-        (
-            (30.0, 8.0, 0.5, np.nan, 1, 1),
-            "No verdict on which model predicts rain better: 1 fold is left out",
-        ),
+        (np.arange(9.0), "Which model predicts rain better? A predicts better than B: by 36.0 (SE"),
+        (np.zeros(9) - 0.01, "Which model predicts rain better? Undecided: B is ahead of A by 0.1"),
     ],
 )
-def test_conclusion_follows_the_numbers(numbers, words):
-    assert words in pretend(*numbers)
+def test_conclusion_is_the_verdict(a, words):
+    results = {"A": make(a, seed=1, mcse=0.0), "B": make(np.zeros(9), seed=2, mcse=0.0)}
+    comparison = fw.compare(results)
+    found = studies.conclusion(results, comparison, "rain")
+    assert words in found and found.endswith(str(comparison.verdict))
 
 
 def test_unknown_study():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -16,21 +16,22 @@ from jaxtyping import Bool, Float
 from foldwise.results import methods
 from foldwise.results.comparable import by_name, check_comparable, common_score
 from foldwise.results.differences import (
+    Paired,
     bayesian_bootstrap,
+    bootstrap_probability,
     finite_in_all,
     known,
-    paired_by_row,
-    paired_difference,
     paired_units,
-    probability,
-    share_positive,
 )
 from foldwise.results.identity import folds_of_scheme, same_scheme
+from foldwise.results.numbers import listed
 from foldwise.results.result import CVResult, Score
-from foldwise.results.totals import standard_error
+from foldwise.results.totals import standard_error, units
+from foldwise.results.verdict import Lead, Length, Verdict, flagged_folds, judge, troubles_of
 from foldwise.results.weights import stacking_weights
 from foldwise.scores.diagnostics import ADVICE
 from foldwise.scores.rules import LOG_SCORES, column, find_rule
+from foldwise.support.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,13 +57,17 @@ class Pair:
     """Difference of two models' scores, the first minus the second: positive favours the first.
 
     ``se`` is the epistemic standard error of ``diff``, ``mcse`` its Monte Carlo standard error,
-    ``prob`` the probability that the first model predicts better by the normal approximation, and
-    ``prob_bootstrap`` the same by the Bayesian bootstrap; both NaN while a fold is missing.
+    ``error`` both together, each counted once, and ``interval`` the 95 % interval that follows.
+    ``prob`` is the probability that the first model predicts better, by Student's t with one
+    degree of freedom less than there are units, and ``prob_bootstrap`` the same by the Bayesian
+    bootstrap, Monte Carlo error included in both; NaN while a fold is missing.
     """
 
     diff: float
     se: float
     mcse: float
+    error: float
+    interval: tuple[float, float]
     prob: float
     prob_bootstrap: float
 
@@ -77,13 +82,14 @@ class Comparison:
     - ``elpd_diff``: model minus best, so zero for the best and negative for the others;
     - ``se_diff``: its standard error, sqrt(K) sd(ddof=1) of the K paired differences;
     - ``mcse_diff``: its Monte Carlo error, sqrt(mcse_model^2 + mcse_best^2);
-    - ``prob_worse``: probability that the best model predicts better than this one, by the normal
-      approximation; ``prob_worse_bootstrap``: the same by the Bayesian bootstrap;
+    - ``error_diff``: its error over data and random numbers, each counted once;
+    - ``prob_worse``: probability that this model predicts worse than the best, by Student's t with
+      ``error_diff``; ``prob_worse_bootstrap``: the same by the Bayesian bootstrap;
     - ``stacking``, ``pseudo_bma``, ``pseudo_bma_plus``: model weights (Yao et al. 2018);
-    - ``rank``, ``elpd``, ``p``, ``se``, ``mcse``: as in each model's result.
+    - ``rank``, ``elpd``, ``optimism``, ``se``, ``mcse``: as in each model's result.
 
     For other scores than log scores, ``score`` and ``score_diff`` take the place of ``elpd`` and
-    ``elpd_diff``, and there are no weights and no ``p``.
+    ``elpd_diff``, and there are no weights and no ``optimism``. ``verdict`` says what follows.
 
     Everything is over the folds whose score and its error are finite in all models; ``left_out``
     counts the others, and ``missing`` names them. While there are any there is no verdict: a fold
@@ -93,8 +99,8 @@ class Comparison:
     which the results may hold a part; ``remarks`` say what is wrong with models' folds and fits.
 
     ``units`` are the contributions to the totals that differences are paired over, each a
-    ``unit``: a fold or a row; folds of ``repeats``-fold repeated cross-validation count as that
-    many times fewer. ``ess``, ``rhat_max`` and ``rhat_benchmark`` are over all models.
+    ``unit``: a fold, or a row where rows are left out one by one or at random. ``ess``,
+    ``rhat_max`` and ``rhat_benchmark`` are over all ``results``.
     With exactly two models ``diff``, ``se``, ``mcse``, ``prob`` and ``prob_bootstrap`` are those
     of the first given minus the second given; ``pair(a, b)`` gives them for any two.
     """
@@ -102,16 +108,29 @@ class Comparison:
     score: str
     table: pd.DataFrame
     folds: xr.Dataset
-    units: Float[np.ndarray, "unit model"]
-    repeats: float
-    model_mcse: Float[np.ndarray, " model"]
-    unit: str
+    paired: Paired
     left_out: int
     scheme_folds: int
     remarks: list[str]
     ess: float
     rhat_max: float
     rhat_benchmark: Float[np.ndarray, " replicate"]
+    results: dict[str, CVResult]
+
+    @property
+    def units(self) -> Float[np.ndarray, "unit model"]:
+        """What each unit contributes to the models' totals, higher being better."""
+        return self.paired.units
+
+    @property
+    def unit(self) -> str:
+        """What differences are paired over, "fold" or "row"."""
+        return self.paired.unit
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Which model predicts better, or why that can not be said."""
+        return _verdict(self)
 
     @property
     def missing(self) -> dict[str, list[Any]]:
@@ -135,15 +154,15 @@ class Comparison:
                     f"pair needs two of the compared models, {', '.join(names)}; got {name!r}"
                 )
         first, second = names.index(a), names.index(b)
-        delta = self.units[:, first] - self.units[:, second]
-        diff, se = paired_difference(delta, self.repeats)
+        found, delta = self.paired.against(first, second), self.paired.delta(first, second)
         prob = prob_bootstrap = np.nan
         if not self.left_out:
-            prob = probability(diff, se)
-            replicates = bayesian_bootstrap(delta[:, None], self.repeats)[:, 0]
-            prob_bootstrap = share_positive(replicates)
-        mcse = float(np.hypot(self.model_mcse[first], self.model_mcse[second]))
-        return Pair(diff, se, mcse, prob, prob_bootstrap)
+            prob = found.prob
+            replicates = bayesian_bootstrap(delta[:, None], self.paired.repeats)[:, 0]
+            prob_bootstrap = bootstrap_probability(replicates, len(delta), found)
+        return Pair(
+            found.diff, found.se, found.mcse, found.error, found.interval, prob, prob_bootstrap
+        )
 
     @cached_property
     def _only_pair(self) -> Pair:
@@ -174,8 +193,13 @@ class Comparison:
         return self._of_pair("mcse")
 
     @property
+    def error(self) -> float:
+        """Error of ``diff`` over data and random numbers, each counted once."""
+        return self._of_pair("error")
+
+    @property
     def prob(self) -> float:
-        """Probability that the first model predicts better, by the normal approximation."""
+        """Probability that the first model predicts better, Monte Carlo error included."""
         return self._of_pair("prob")
 
     @property
@@ -203,8 +227,10 @@ def compare(
     """Differences between models' cross-validation scores, paired over folds or rows.
 
     delta_k = score of unit k under one model minus under the other; their sum is the difference,
-    positive when the first predicts better, and sqrt(K) sd(delta) its standard error. Monte Carlo
-    errors of two models are independent, so their squares add.
+    positive when the first predicts better, and sqrt(K) sd(delta) its standard error. Units are
+    rows where these are left out one by one or at random, and folds where whole groups, blocks or
+    times are. Monte Carlo errors of two models are independent, so their squares add; probabilities
+    and intervals count them, without counting the folds' own noise twice.
 
     Parameters
     ----------
@@ -222,21 +248,19 @@ def compare(
     _warn_of_seeds(named)
     chosen = {name: result.score(score) for name, result in named.items()}
     used = finite_in_all(chosen)
-    contributions, mcse, repeats = paired_units(score, chosen, used)
+    paired = paired_units(score, chosen, used)
     return Comparison(
         score=score,
-        table=_table(score, chosen, contributions, repeats, mcse, used),
+        table=_table(score, chosen, paired, used),
         folds=_by_fold(score, chosen),
-        units=contributions,
-        repeats=repeats,
-        model_mcse=mcse,
-        unit="row" if paired_by_row(chosen) else "fold",
+        paired=paired,
         left_out=int((~used).sum()),
         scheme_folds=max(folds_of_scheme(r.info, len(used)) for r in named.values()),
         remarks=_remarks(named, chosen),
         ess=_ess(named, score, used),
         rhat_max=_rhat_max(named),
         rhat_benchmark=_benchmark(named),
+        results={name: replace(result) for name, result in named.items()},  # as they are now
     )
 
 
@@ -267,50 +291,70 @@ def _seeds(value: Any) -> set[int]:
 
 
 def _table(
-    score: str,
-    chosen: dict[str, Score],
-    contributions: Float[np.ndarray, "unit model"],
-    repeats: float,
-    mcse: Float[np.ndarray, " model"],
-    used: Bool[np.ndarray, " fold"],
+    score: str, chosen: dict[str, Score], paired: Paired, used: Bool[np.ndarray, " fold"]
 ) -> pd.DataFrame:
     """One line per model, best first; while a fold is missing, in the order given."""
     import pandas as pd
 
-    total = contributions.sum(axis=0)
+    parts, total = paired.units, paired.units.sum(axis=0)
     verdict = bool(used.all())
     order = np.argsort(-total, kind="stable") if verdict else np.arange(len(total))
-    best = order[0]
-    delta = contributions - contributions[:, [best]]
-    replicates = bayesian_bootstrap(delta, repeats)
-    differences = [paired_difference(column, repeats) for column in delta.T]
+    best = int(order[0])
+    replicates = bayesian_bootstrap(parts - parts[:, [best]], paired.repeats)
+    ahead = [paired.against(best, model) for model in range(len(total))]
     name = column(score)
     columns = {
         name: find_rule(score).sign * total,
-        f"{name}_diff": [diff for diff, _ in differences],
-        "se_diff": [se for _, se in differences],
-        "mcse_diff": np.hypot(mcse, mcse[best]),
-        "prob_worse": [probability(-diff, se) for diff, se in differences],
-        "prob_worse_bootstrap": [share_positive(-column) for column in replicates.T],
+        f"{name}_diff": [-found.diff for found in ahead],
+        "se_diff": [found.se for found in ahead],
+        "mcse_diff": [found.mcse for found in ahead],
+        "error_diff": [found.error for found in ahead],
+        "prob_worse": [found.prob for found in ahead],
+        "prob_worse_bootstrap": [
+            bootstrap_probability(-each, len(parts), found)
+            for each, found in zip(replicates.T, ahead, strict=True)
+        ],
     }
     if score in LOG_SCORES:
-        tables = [s.folds.isel(fold=used) for s in chosen.values()]
-        columns |= {
-            "stacking": stacking_weights(contributions),
-            "pseudo_bma": scipy.special.softmax(total),
-            "pseudo_bma_plus": scipy.special.softmax(len(delta) * replicates, axis=1).mean(axis=0),
-            "p": [float((t["weight"] * t["p"]).sum(skipna=False)) for t in tables],
-        }
-    columns |= {"se": [standard_error(part, repeats) for part in contributions.T], "mcse": mcse}
+        columns |= _weights(chosen, paired, used, replicates)
+    columns |= {
+        "se": [standard_error(part, paired.repeats) for part in parts.T],
+        "mcse": paired.mcse,
+    }
     table = pd.DataFrame(columns, index=pd.Index(list(chosen), name="model"))
     winner = table.index[best]
-    table.loc[winner, [f"{name}_diff", "se_diff", "mcse_diff"]] = 0.0
+    table.loc[winner, [f"{name}_diff", "se_diff", "mcse_diff", "error_diff"]] = 0.0
     table.loc[winner, ["prob_worse", "prob_worse_bootstrap"]] = np.nan
     table = table.iloc[order]
     table.insert(0, "rank", np.arange(1, len(table) + 1))
     if not verdict:
         table[[name for name in _VERDICT if name in table]] = np.nan
     return table
+
+
+def _weights(
+    chosen: dict[str, Score],
+    paired: Paired,
+    used: Bool[np.ndarray, " fold"],
+    replicates: Float[np.ndarray, "replicate model"],
+) -> dict[str, Any]:
+    """Weights of models by their log scores, and their optimism.
+
+    Stacking is of the densities that are scored: of rows, for a score by row, whatever its error is
+    taken over.
+    """
+    scores, parts = list(chosen.values()), paired.units
+    if all(score.rows is not None for score in scores):
+        parts = np.column_stack([units(s.folds, s.rows, used, unit="row") for s in scores])
+    tables = [score.folds.isel(fold=used) for score in scores]
+    return {
+        "stacking": stacking_weights(parts),
+        "pseudo_bma": scipy.special.softmax(paired.units.sum(axis=0)),
+        "pseudo_bma_plus": scipy.special.softmax(len(paired.units) * replicates, axis=1).mean(
+            axis=0
+        ),
+        "optimism": [float((t["weight"] * t["optimism"]).sum(skipna=False)) for t in tables],
+    }
 
 
 def _by_fold(score: str, chosen: dict[str, Score]) -> xr.Dataset:
@@ -332,6 +376,65 @@ def _by_fold(score: str, chosen: dict[str, Score]) -> xr.Dataset:
             found["diff"] = ("fold", sign * (values[0] - values[1]))
         found["mcse"] = ("fold", np.hypot(tables[0]["mcse"].values, tables[1]["mcse"].values))
     return found
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def _verdict(comparison: Comparison) -> Verdict:
+    """The best model against each of the others, closest first."""
+    names, order = comparison.names, list(comparison.table.index)
+    best = names.index(order[0])
+    troubles, flagged = _troubles(comparison), {}
+    for name, result in comparison.results.items():
+        flagged[name] = flagged_folds(result.score(comparison.score).folds)
+        troubles += troubles_of(name, result)
+    leads = [_lead(comparison, flagged, best, names.index(other)) for other in order[1:]]
+    if comparison.left_out:
+        leads = sorted(leads, key=lambda lead: abs(lead.delta.sum()))
+    fold = comparison.folds["fold"].values
+    lines = [
+        f"flagged folds of {name} could turn it ({listed(fold[which])})"
+        for name, which in flagged.items()
+        if which.any()
+    ]
+    held = comparison.folds.sizes["fold"]
+    whole = comparison.scheme_folds
+    part = f"{held} of {counted(whole, 'fold')}" if held < whole else ""
+    return judge(leads, troubles, lines, part)
+
+
+def _lead(
+    comparison: Comparison, flagged: dict[str, Bool[np.ndarray, " fold"]], best: int, other: int
+) -> Lead:
+    """The best model against another; of folds that are missing, whichever is ahead."""
+    paired, names = comparison.paired, comparison.names
+    if paired.delta(best, other).sum() < 0:
+        best, other = other, best
+    one, two = names[best], names[other]
+    return Lead(
+        one,
+        two,
+        paired.delta(best, other),
+        (flagged[one] | flagged[two])[paired.fold],
+        *paired.noise_of(best, other),
+        paired.repeats,
+        tuple(Length.of(comparison.results[name], comparison.score) for name in (one, two)),
+        comparison.score in LOG_SCORES,
+    )
+
+
+def _troubles(comparison: Comparison) -> list[str]:
+    """Folds without a score."""
+    if not comparison.left_out:
+        return []
+    where = "; ".join(f"{listed(names)} in {model}" for model, names in comparison.missing.items())
+    verb = "has" if comparison.left_out == 1 else "have"
+    count = counted(comparison.folds.sizes["fold"], "fold")
+    return [
+        f"{comparison.left_out} of {count} {verb} no finite score ({where}), and a fold fails most "
+        "easily where a model predicts badly"
+    ]
 
 
 # ---------------------------------------------------------------- diagnostics over all models

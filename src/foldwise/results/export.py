@@ -20,7 +20,10 @@ def to_arviz(result: CVResult) -> Any:
     """The result's log score as arviz-stats' ELPDData, for ``arviz_stats.compare``.
 
     Its units are folds for a joint score, test rows for a score by row; a row's Pareto k is the
-    largest of the folds that test it. Folds whose score is not a number are left out.
+    largest of the folds that test it. Folds whose score is not a number are left out. ``p`` is
+    given for scores by row only: a joint score's optimism is no number of parameters. ``se`` is
+    ours, over folds where these leave out groups; ArviZ's own of a difference takes rows as
+    independent.
     """
     import arviz_stats.utils
 
@@ -44,10 +47,11 @@ def to_arviz(result: CVResult) -> Any:
         names = {"row": rows}
     values = units(table, score.rows, used)
     (dim,) = names
+    by_row = score.rows is not None or bool((table["n_test"].values == 1).all())
     content = {
         "elpd": score.total,
         "se": score.se,
-        "p": score.p,
+        "p": score.optimism if by_row else np.nan,
         "n_samples": result.info["chains"] * result.info["draws"],
         "n_data_points": len(values),
         "scale": "log",

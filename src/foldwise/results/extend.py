@@ -44,8 +44,8 @@ def _restored(result: CVResult, model: Model | None) -> Run:
     if "state" not in result.info and not (result.folds["method"].values == "mcmc").any():
         raise ValueError(
             "extend runs chains further, but this result has none: its scores come from the "
-            "full-data draws alone; for a smaller Monte Carlo error pass a longer fit, "
-            "cross_validate(..., fit=foldwise.fit(model, draws=...))"
+            "full-data draws alone, or from refits; for a smaller Monte Carlo error pass a longer "
+            "fit, cross_validate(..., fit=foldwise.fit(model, draws=...))"
         )
     if "state" not in result.info:
         raise ValueError(

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
-import scipy
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from foldwise.results.axes import (
     BLUE,
     GREY,
+    PALE,
     RED,
     SKY,
     end_labels,
@@ -37,10 +37,11 @@ from foldwise.results.captions import (
     short,
 )
 from foldwise.results.compare import compare
-from foldwise.results.differences import paired_difference, paired_units, probability
+from foldwise.results.differences import paired_units
 from foldwise.results.drawable import check_results, main_score, stored_evidence
 from foldwise.results.replay import first_draws, in_blocks
 from foldwise.results.result import CVResult
+from foldwise.results.verdict import DECIDED
 from foldwise.results.weighted import chains_alone
 from foldwise.scores.evidence import Evidence
 from foldwise.scores.rules import column, find_rule
@@ -51,15 +52,18 @@ class Course:
     """Estimates from the first ``draws`` draws of every chain: of a score, or of a difference.
 
     ``fixed`` is the part of ``mcse`` that comes from the full-data draws, all of which are used at
-    every length; NaN where it is not known by itself. ``of`` names what is estimated, ``score``
-    what it is measured in, ``names`` the models. ``left_out`` counts the folds that are not finite;
-    ``over`` says which folds are missing, if any.
+    every length; NaN where it is not known by itself. ``error`` counts ``se`` and ``mcse``, each
+    once; ``prob`` is the probability that a difference is positive, NaN for a score.
+    ``of`` names what is estimated, ``score`` what it is measured in, ``names`` the models.
+    ``left_out`` counts the folds that are not finite; ``over`` says which are missing, if any.
     """
 
     draws: Int[np.ndarray, " length"]
     estimate: Float[np.ndarray, " length"]
     se: Float[np.ndarray, " length"]
     mcse: Float[np.ndarray, " length"]
+    error: Float[np.ndarray, " length"]
+    prob: Float[np.ndarray, " length"]
     fixed: Float[np.ndarray, " length"]
     of: str
     score: str
@@ -88,7 +92,7 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
         _shorter(result, e, lengths, name) for result, e in zip(results, evidence, strict=True)
     ]
     points = [_point(list(each), name) for each in zip(*shorter, strict=True)]
-    estimate, se, mcse, fixed = np.array(points).T
+    estimate, se, mcse, error, prob, fixed = np.array(points).T
     if not np.isfinite(estimate).any():
         raise ValueError(
             f"a figure needs a fold whose {name} is finite, but none is; look at the status"
@@ -99,6 +103,8 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
         estimate,
         se,
         mcse,
+        error,
+        prob,
         fixed,
         direction_of(final) if final else model_name(a),
         measure_of(final) if final else quantity(name),
@@ -123,32 +129,34 @@ def _shorter(result: CVResult, evidence: Evidence, lengths: list[int], name: str
     return kept[key]
 
 
-def _point(results: list[CVResult], name: str) -> tuple[float, float, float, float]:
-    """Estimate, SE, MCSE and the full-data part of the latter, of a score or a difference."""
+def _point(results: list[CVResult], name: str) -> tuple[float, ...]:
+    """A score or a difference: estimate, its errors, probability, full-data part of MCSE."""
     scores = [result.score(name) for result in results]
     whole = find_rule(name).aggregate is None and not any(score.left_out for score in scores)
     fixed = float(np.sqrt(sum(score.full_variance for score in scores))) if whole else np.nan
     if len(scores) == 1:
-        return scores[0].total, scores[0].se, scores[0].mcse, fixed
+        only = scores[0]
+        return only.total, only.se, only.mcse, only.error, np.nan, fixed
     used = np.all([np.isfinite(score.folds[column(name)].values) for score in scores], axis=0)
     if not used.any():
-        return np.nan, np.nan, np.nan, np.nan
-    units, mcse, repeats = paired_units(name, {"a": scores[0], "b": scores[1]}, used)
-    diff, se = paired_difference(units[:, 0] - units[:, 1], repeats)
-    return diff, se, float(np.hypot(*mcse)), fixed
+        return (np.nan,) * 6
+    both = paired_units(name, {"a": scores[0], "b": scores[1]}, used).against(0, 1)
+    return both.diff, both.se, both.mcse, both.error, both.prob, fixed
 
 
 def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Figure:
     """Total score of ``a``, or its difference from that of ``b``, against iterations.
 
-    The band is two Monte Carlo standard errors either side. A difference is positive where ``a``
-    predicts better. Needs stored draws.
+    The inner band is two Monte Carlo standard errors either side, the outer one two of the error
+    that counts those of the data too. A difference is positive where ``a`` predicts better. Needs
+    stored draws.
     """
     found = course(a, b, score)
     with styled_figure() as figure:
         ax = figure.subplots()
-        low, high = found.estimate - 2 * found.mcse, found.estimate + 2 * found.mcse
-        ax.fill_between(found.draws, low, high, color=BLUE, alpha=0.2, linewidth=0)
+        for size, colour in ((found.error, PALE), (found.mcse, SKY)):
+            low, high = found.estimate - 2 * size, found.estimate + 2 * size
+            ax.fill_between(found.draws, low, high, color=colour, linewidth=0)
         ax.plot(found.draws, found.estimate, "o-", color=BLUE)
         iterations_axis(ax, found.draws)
         ax.set_ylabel(found.score)
@@ -158,8 +166,8 @@ def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = No
             figure,
             f"{found.of}: {number(found.estimate[-1], found.mcse[-1])}, "
             f"epistemic SE {error_text(found.se[-1])}{found.over}",
-            f"band: ± 2 MCSE; MCSE {error_text(found.mcse[-1])} after {found.draws[-1]:,} "
-            "iterations",
+            f"blue band: ± 2 MCSE, {error_text(found.mcse[-1])} after {found.draws[-1]:,} "
+            "iterations; grey: ± 2 SE, MCSE counted",
         )
     return figure
 
@@ -200,8 +208,9 @@ def plot_errors(a: CVResult, b: CVResult | None = None, score: str | None = None
 def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figure:
     """Probability that ``a`` predicts better than ``b`` against iterations.
 
-    By the normal approximation, Phi(difference / SE); the band moves the difference by two Monte
-    Carlo standard errors either way. Needs stored draws, and a finite score of every fold.
+    By Student's t, with an error that counts those of the data and of the run, each once. The
+    dashed line is where a model is called better. Needs stored draws, and a finite score of every
+    fold.
     """
     found = course(a, b, score)
     if found.left_out:
@@ -210,15 +219,12 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
             f"{found.left_out} of {a.folds.sizes['fold']} folds are left out; mend them first, see "
             "their status"
         )
-    value = np.array([probability(d, s) for d, s in zip(found.estimate, found.se, strict=True)])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = (
-            scipy.special.ndtr((found.estimate + k * found.mcse) / found.se) for k in (-2.0, 2.0)
-        )
+    value = found.prob
     with styled_figure() as figure:
         ax = figure.subplots()
         ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
-        ax.fill_between(found.draws, low, high, color=BLUE, alpha=0.2, linewidth=0)
+        for decided in (DECIDED, 1.0 - DECIDED):
+            ax.axhline(decided, color=GREY, linewidth=0.8, linestyle="--")
         ax.plot(found.draws, value, "o-", color=BLUE, clip_on=False)
         iterations_axis(ax, found.draws)
         ax.set_ylim(0.0, 1.0)
@@ -227,6 +233,7 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
         title(
             figure,
             f"Pr({first} predicts better than {second}): {percent(value[-1])}{found.over}",
-            f"band: ± 2 MCSE; after {found.draws[-1]:,} iterations",
+            f"Monte Carlo error counts; after {found.draws[-1]:,} iterations; dashed: "
+            f"{DECIDED:g} and {1 - DECIDED:.2g}",
         )
     return figure

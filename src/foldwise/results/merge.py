@@ -136,7 +136,8 @@ def _merge_score(
         rows = join_tables(each, "test_row", entries)
     draws = parts[0].info["chains"] * parts[0].info["draws"]
     own = float(sum(score.own_variance for score in scores))
-    return finish_score(name, table, rows, draws, own, *merge_full(parts, scores))
+    full, pointwise = merge_full(parts, scores), scores[0].pointwise
+    return finish_score(name, table, rows, draws, own, *full, pointwise)
 
 
 def join_tables(tables: list[xr.Dataset], dim: str, order: np.ndarray) -> xr.Dataset:

@@ -77,6 +77,20 @@ def comparison_text(comparison: Comparison) -> str:
     return text.comparison_text(comparison)
 
 
+def unit(score: Score) -> str:
+    """What ``Score.unit`` says."""
+    from foldwise.results import totals
+
+    return totals.unit_of(score.folds, score.rows, score.pointwise)
+
+
+def error(score: Score) -> float:
+    """What ``Score.error`` says."""
+    from foldwise.results import totals
+
+    return totals.score_error(score)
+
+
 def load(path: str | Path) -> CVResult:
     """Read a result that ``CVResult.save`` wrote."""
     from foldwise.results import files

@@ -62,7 +62,7 @@ _RECORDS: dict[str, Any] = {
     )
 }
 # Records that older files hold in another form.
-_MADE = {"RunningSums": RunningSums.saved}
+_MADE = {"RunningSums": RunningSums.saved, "Score": Score.saved}
 # Units of time for which netCDF conventions have a name; others are stored as bare numbers.
 _TIME_UNITS = {
     "D": "days",

@@ -34,11 +34,14 @@ class Score:
     ``total`` is the (weighted) sum over folds, higher is better; for ``accuracy``, ``brier`` and
     the errors ``mse``, ``rmse``, ``mae`` (lower is better) it is the mean over rows, for ``r2`` one
     minus the mean squared error over the variance of the observed values. ``se`` is its
-    epistemic standard error, sqrt(K) times the standard deviation (ddof=1) over the K folds, or
-    over the rows for a score by row; ``mcse`` its Monte Carlo standard error. For log scores,
-    ``ess`` is the effective number of draws behind the total and ``p`` the effective number of
-    parameters, the full-data score of the same rows minus ``total``. Folds whose score is not a
-    number are left out and counted in ``left_out``.
+    epistemic standard error, sqrt(K) times the standard deviation (ddof=1) over K units: ``unit``
+    is "row" for a score by row of folds that leave out single rows or random ones (``pointwise``),
+    "fold" where they leave out groups, blocks or times. ``mcse`` is its Monte Carlo standard error.
+    ``error`` counts both, each once. For log scores,
+    ``ess`` is the effective number of draws behind the total, and ``optimism`` how much better the
+    same rows are predicted by draws that have seen them: their full-data score minus ``total``. It
+    is the effective number of parameters only where rows are scored one by one. Folds whose score
+    is not a number are left out and counted in ``left_out``.
 
     ``folds`` and, for a score by row, ``rows`` are the tables: ``elpd`` of log scores, ``score`` of
     others. By fold, rules whose total is a mean show the mean over the fold's rows; ``rmse`` and
@@ -51,13 +54,34 @@ class Score:
     se: float
     mcse: float
     ess: float
-    p: float
+    optimism: float
     left_out: int
     folds: xr.Dataset
     rows: xr.Dataset | None
     own_variance: float
     full_influence: np.ndarray
     full_variance: float
+    pointwise: bool = True
+
+    @classmethod
+    def saved(cls, **fields: Any) -> Score:
+        """The score that a file holds; older files call optimism ``p``, in tables too."""
+        if "p" in fields:
+            fields["optimism"] = fields.pop("p")
+            for name in ("folds", "rows"):
+                if fields[name] is not None and "p" in fields[name]:
+                    fields[name] = fields[name].rename(p="optimism")
+        return cls(**fields)
+
+    @property
+    def unit(self) -> str:
+        """What ``se`` is taken over, "fold" or "row"."""
+        return methods.unit(self)
+
+    @property
+    def error(self) -> float:
+        """Error of ``total`` over data and random numbers, each counted once."""
+        return methods.error(self)
 
     def __str__(self) -> str:
         return methods.score_text(self)
@@ -69,8 +93,8 @@ class Score:
 class CVResult:
     """Cross-validation of one model.
 
-    The attributes ``elpd``, ``se``, ``mcse``, ``ess``, ``p``, ``folds`` and ``rows`` are those of
-    the first score asked for; ``score(name)`` gives any of them.
+    The attributes ``elpd``, ``se``, ``mcse``, ``ess``, ``optimism``, ``folds`` and ``rows`` are
+    those of the first score asked for; ``score(name)`` gives any of them.
 
     Attributes
     ----------
@@ -143,9 +167,9 @@ class CVResult:
         return self._main.ess
 
     @property
-    def p(self) -> float:
-        """Effective number of parameters."""
-        return self._main.p
+    def optimism(self) -> float:
+        """How much better the same rows are predicted by draws that have seen them."""
+        return self._main.optimism
 
     @property
     def folds(self) -> xr.Dataset:
@@ -190,7 +214,8 @@ class CVResult:
     def coverage(self, levels: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95)) -> pd.DataFrame:
         """Share of held-out values inside the central predictive interval of each level.
 
-        ``se`` is its standard error over rows, sqrt(c (1 - c) / n). ``mcse`` is its Monte Carlo
+        ``se`` is its standard error over rows, sqrt(c (1 - c) / n), or over folds where these leave
+        out groups, blocks or times. ``mcse`` is its Monte Carlo
         error: Phi(-|distance to the interval's end| / error) is the chance that more draws would
         move a value across, and such chances add up.
         """
@@ -210,6 +235,10 @@ class CVResult:
             with np.errstate(divide="ignore", invalid="ignore"):
                 wrong = np.where(error > 0, scipy.special.ndtr(-np.abs(inside) / error), 0.0)
             se = np.sqrt(covered * (1.0 - covered) / (row.max() + 1))
+            if not self._main.pointwise:
+                _, fold = np.unique(table["fold"].values, return_inverse=True)
+                parts = np.bincount(fold, weight * ((inside >= 0) - covered))
+                se = np.sqrt((parts**2).sum() * len(parts) / max(len(parts) - 1, 1))
             lines.append((covered, se, float(np.sqrt(weight**2 @ wrong))))
         index = pd.Index(levels, name="level")
         return pd.DataFrame(lines, index=index, columns=["covered", "se", "mcse"])

@@ -29,7 +29,7 @@ _COLUMNS = (
     "slowest_ess",
     "pareto_k",
     "overlap",
-    "p",
+    "optimism",
     "acceptance",
     "divergences",
     "n_train",
@@ -122,6 +122,7 @@ def _info(run: Run) -> dict[str, Any]:
         "precision": settings.precision,
         "seed": settings.seed,
         "fit_seed": run.fit.seed,
+        "fit_made_elsewhere": run.fit.made_elsewhere,
         "fit_draws": full.joint.shape[1],
         "fit_chains": full.chains,
         "fit_batch": full.length,
@@ -206,7 +207,7 @@ def score_table(
         "mcse": np.sqrt(found.variance) / size,
         "ess": _effective(evidence, found),
         "overlap": found.overlap,
-        "p": found.full_score - found.score,
+        "optimism": found.full_score - found.score,
         "n_train": folds.n_train,
         "n_test": folds.n_test,
         "weight": folds.fold_weight,
@@ -229,7 +230,7 @@ def score_table(
             "fold": ("test_row", np.repeat(folds.names, folds.n_test)),
         }
         if found.name in LOG_SCORES:
-            by_row["p"] = ("test_row", evidence.full.rows - found.rows.score)
+            by_row["optimism"] = ("test_row", evidence.full.rows - found.rows.score)
         else:
             by_row["observed"] = ("test_row", evidence.outcomes_for(found.name).observed)
         rows = xr.Dataset(by_row, coords={"row": ("test_row", folds.test_rows)})
@@ -241,4 +242,5 @@ def score_table(
         found.own_variance,
         found.full_influence,
         found.full_variance,
+        folds.pointwise,
     )

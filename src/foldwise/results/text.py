@@ -10,7 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from foldwise.results.identity import folds_of_scheme
+from foldwise.results.numbers import error_text, fixed, listed, places, probability_text, se_text
 from foldwise.results.result import flags
+from foldwise.results.verdict import BETTER, RELIABLE, UNDECIDED, Verdict, standing
 from foldwise.scores.rules import LOG_SCORES, RULES, column, find_rule
 from foldwise.support.words import counted, duration
 
@@ -21,18 +23,39 @@ if TYPE_CHECKING:
     from foldwise.results.result import CVResult, Score
 
 WIDTH = 80
-# Log scores that differ by less say little: the normal approximation of the difference's error is
-# too narrow there (Sivula et al. 2020).
-SMALL_DIFFERENCE = 4.0
-# A Monte Carlo error of a third of the standard error widens it by 5 %.
-LARGE_MCSE = 1 / 3
 _SIZES = {"n_obs": "row", "parameters": "parameter"}
+# What the phases of a run are called.
+PHASES = {
+    "fit": "full-data fit",
+    "prepare": "preparing",
+    "compile": "compiling",
+    "tune": "step size",
+    "folds": "chains of the folds",
+    "rungs": "posteriors between",
+    "weights": "weights",
+}
+OPTIMISM = "gained if the same rows had been seen"
 
 
 def result_text(result: CVResult) -> str:
     """Score with its errors, Monte Carlo diagnostics, time and flagged folds of one result."""
-    blocks = [_heading(result), _score_lines(result), _sampling_lines(result), _flags(result)]
+    verdict = standing(result)
+    blocks = [
+        _heading(result),
+        _score_lines(result),
+        [*verdict_lines(verdict), *_sampling_lines(result)],
+        _flags(result),
+    ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """The verdict, why, and what to do."""
+    lines = _wrap(verdict.sentence)
+    if verdict.kind not in (BETTER, RELIABLE):
+        told = [reason for reason in verdict.reasons if reason not in verdict.sentence]
+        lines += _wrap(f"{told[0][0].upper()}{'; '.join(told)[1:]}." if told else "")
+    return lines + _wrap(verdict.advice)
 
 
 def score_text(score: Score) -> str:
@@ -42,23 +65,19 @@ def score_text(score: Score) -> str:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Table of the models, best first, and what it means."""
+    """The verdict, the table of the models, best first, and what it means."""
     models = len(comparison.table)
     head = (
         f"foldwise: {models} models compared by {comparison.score}, paired over "
         f"{_paired_over(comparison)}"
     )
-    mixing = _mixing_text(comparison.rhat_max, comparison.rhat_benchmark, comparison.share_above)
-    lines = [*_wrap(head), "", *_model_table(comparison), *_wrap(_legend(comparison)), ""]
-    if comparison.left_out:
-        lines += _wrap(_no_verdict(comparison))
-    elif models == 2:
-        lines += _wrap(_pair_sentence(comparison))
-    ess = _ess(comparison.ess, comparison.score)
-    lines += _wrap(f"Monte Carlo: {ess}{mixing}".rstrip(", "))
-    for note in [*_notes(comparison), *comparison.remarks]:
+    mixing = mixing_text(comparison.rhat_max, comparison.rhat_benchmark, comparison.share_above)
+    lines = [*_wrap(head), "", *verdict_lines(comparison.verdict), ""]
+    lines += [*_model_table(comparison), *_legend(comparison), ""]
+    lines += _wrap(_ess(comparison.ess, comparison.score)) + _wrap(mixing)
+    for note in comparison.remarks:
         lines += _wrap(f"- {note}")
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 # ---------------------------------------------------------------- one result
@@ -72,49 +91,60 @@ def _heading(result: CVResult) -> list[str]:
     size = [_folds(held, folds_of_scheme(info, held))]
     size += [counted(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
     text = ", ".join(size)
-    weighted = _weighted(result)
-    if weighted:
-        rest = f"; chains for {counted(held - weighted, 'fold')}" if weighted < held else ""
-        text += f"; {weighted} from {info['fit_draws']:,} full-data draws{rest}"
-    if weighted < held and info.get("chains") is not None and info.get("draws") is not None:
+    weighted, refitted = _made_by(result, "importance"), _made_by(result, "refit")
+    chained = _with_chains(result)
+    if chained < held:
+        text += f"; {weighted} from {info['fit_draws']:,} full-data draws"
+        text += f"; {refitted} refitted" if refitted else ""
+        text += f"; chains for {counted(chained, 'fold')}" if chained else ""
+    if chained and info.get("chains") is not None and info.get("draws") is not None:
         text += f"; {info['chains']} chains x {info['draws']} draws a fold"
         if info.get("warmup") is not None:
             text += f" after {info['warmup']} warm-up"
     return _wrap(f"foldwise: {title}") + _wrap(text) + _wrap(info.get("structure", ""))
 
 
-def _weighted(result: CVResult) -> int:
-    """How many folds are scored by importance sampling; none in files of before."""
+def _made_by(result: CVResult, method: str) -> int:
+    """How many folds are scored by a method; none in files of before there were several."""
     table = result.folds
-    return int((table["method"].values == "importance").sum()) if "method" in table else 0
+    return int((table["method"].values == method).sum()) if "method" in table else 0
+
+
+def _with_chains(result: CVResult) -> int:
+    """How many folds have chains."""
+    table = result.folds
+    return table.sizes["fold"] - _made_by(result, "importance") - _made_by(result, "refit")
 
 
 def _score_lines(result: CVResult) -> list[str]:
-    """Estimate, SE and MCSE of every score, with the effective parameters of the first."""
+    """Estimate, SE and MCSE of every score, with the optimism of the first."""
     scores = list(result.scores.items())
     (main_name, main), *others = scores
     rows = [_score_row("elpd" if main_name in LOG_SCORES else main_name, main_name, main)]
-    if np.isfinite(main.p):
-        rows.append(["p", _fixed(main.p, _places(main.mcse, 1)), "", "", ""])
+    if np.isfinite(main.optimism):
+        rows.append(["optimism", fixed(main.optimism, places(main.mcse, 1)), "", "", OPTIMISM])
     rows += [_score_row(name, name, score) for name, score in others]
     lines = _columns(["", "estimate", "se", "mcse"], [row[:4] for row in rows])
+    wide = max(map(len, lines))
     for k, row in enumerate(rows, start=1):
+        lines[k] = lines[k].ljust(wide)
         if row[4] and len(lines[k]) + 3 + len(row[4]) <= WIDTH:
             lines[k] += "   " + row[4]
+        lines[k] = lines[k].rstrip()
     for name, score in scores:
         lines += _left_out_lines(name, score, only=len(scores) == 1)
     return lines
 
 
 def _score_row(label: str, name: str, score: Score) -> list[str]:
-    over = "SE over rows" if score.rows is not None else "SE over folds"
+    over = f"SE over {score.unit}s"
     what = f"{_title(name, score)}; {over}"
-    decimals = _places(score.mcse, 1)
+    decimals = places(score.mcse, 1)
     return [
         label,
-        _fixed(score.total, decimals),
-        _se(score.se, decimals),
-        _error(score.mcse),
+        fixed(score.total, decimals),
+        se_text(score.se, decimals),
+        error_text(score.mcse),
         what,
     ]
 
@@ -141,20 +171,19 @@ def _left_out_lines(name: str, score: Score, only: bool) -> list[str]:
 
 def _sampling_lines(result: CVResult) -> list[str]:
     """Monte Carlo diagnostics, how the folds ran, settings and time."""
-    table, mixing, ess = result.folds, result.mixing, _ess(result.ess, next(iter(result.scores)))
-    lines, folds, weighted = [], table.sizes["fold"], _weighted(result)
-    if weighted:
-        k = table["pareto_k"].values[table["method"].values == "importance"]
-        lines += _wrap(f"importance weights: Pareto k up to {_fixed(np.nanmax(k), 2)}")
-    if weighted == folds:
-        lines += _wrap(f"Monte Carlo: {ess}".rstrip(", "))
-    else:
-        rhat = _mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
-        lines += _wrap(f"Monte Carlo: {ess}{rhat}") + _wrap(_ran(table, folds - weighted))
+    table, mixing = result.folds, result.mixing
+    lines = _wrap(_ess(result.ess, next(iter(result.scores))))
+    folds, chained = table.sizes["fold"], _with_chains(result)
+    if chained < folds:
+        k = np.nanmax(table["pareto_k"].values[table["method"].values != "mcmc"])
+        lines += _wrap(f"importance weights: Pareto k up to {fixed(k, 2)} (limit 0.7)")
+    if chained:
+        lines += _wrap(
+            mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
+        )
+        lines += _wrap(_ran(table, chained))
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
-    if result.info.get("fit_problems"):
-        lines += _wrap(f"check the full-data fit first: {result.info['fit_problems']}")
     return lines
 
 
@@ -163,10 +192,12 @@ def _ran(table: xr.Dataset, chained: int) -> str:
     acceptance = table["acceptance"].values
     accepted = acceptance[np.isfinite(acceptance)]
     bridged = int((table["estimator"].values == "bridge").sum())
+    how = "bridge sampling" if bridged == chained else "plain means over draws"
+    if 0 < bridged < chained:
+        how = f"bridge sampling in {counted(bridged, 'fold')}, plain means in {chained - bridged}"
     return (
-        f"{counted(int(np.nansum(table['divergences'].values)), 'divergence')}, acceptance "
-        f"{_fixed(accepted.mean() if accepted.size else np.nan, 2)}, bridge for "
-        f"{counted(bridged, 'fold')}, mean for {chained - bridged}"
+        f"chains: {counted(int(np.nansum(table['divergences'].values)), 'divergence')}, acceptance "
+        f"{fixed(accepted.mean() if accepted.size else np.nan, 2)}; scores by {how}"
     )
 
 
@@ -174,9 +205,12 @@ def _settings_text(info: Mapping[str, Any]) -> str:
     """Seeds, and what is not as usual."""
     parts = []
     if info.get("seed") is not None:
-        parts.append(f"seed {_listed(info['seed'])}")
-    if info.get("fit_seed") is not None and not _equal(info["fit_seed"], info.get("seed")):
-        parts.append(f"fit seed {_listed(info['fit_seed'])}")
+        parts.append(f"seed {listed(info['seed'])}")
+    elsewhere = info.get("fit_made_elsewhere", False)
+    if elsewhere:
+        parts.append("full-data draws made elsewhere")
+    elif info.get("fit_seed") is not None and not _equal(info["fit_seed"], info.get("seed")):
+        parts.append(f"fit seed {listed(info['fit_seed'])}")
     if info.get("memory") == "online":
         parts.append("online (running sums, no draws kept)")
     if info.get("precision") not in (None, "float64"):
@@ -189,14 +223,15 @@ def _time_text(seconds: Mapping[str, float] | None) -> str:
     long = {phase: time for phase, time in (seconds or {}).items() if not time < 0.05}
     if not long:
         return ""
-    return "time: " + ", ".join(f"{phase} {duration(time)}" for phase, time in long.items())
+    parts = (f"{PHASES.get(phase, phase)} {duration(time)}" for phase, time in long.items())
+    return "time: " + ", ".join(parts)
 
 
 def _flags(result: CVResult) -> list[str]:
     """How many folds are flagged, and for each kind of trouble what to do."""
     count, advice = flags(result)
     if not advice:
-        return ["all folds fine"]
+        return []
     lines = [f"{count} of {counted(result.folds.sizes['fold'], 'fold')} flagged:"]
     for line in advice:
         lines += _wrap(f"- {line}")
@@ -216,27 +251,27 @@ def _paired_over(comparison: Comparison) -> str:
     return f"{rows} of {folds}" if used < comparison.scheme_folds else rows
 
 
-def _legend(comparison: Comparison) -> str:
+def _legend(comparison: Comparison) -> list[str]:
     """What the table's columns are."""
     if comparison.left_out:
         parts = [f"differences to {comparison.names[0]}, over the folds that all models have"]
     else:
-        parts = ["Pr(worse): probability that the best model is better"]
-        parts += ["weight: by stacking"] * (comparison.score in LOG_SCORES)
+        parts = [
+            "Pr(worse): probability that the model predicts worse than the first; Monte Carlo "
+            "error counts"
+        ]
+        if comparison.score in LOG_SCORES:
+            parts.append("weight: in the mixture that predicts best (stacking)")
+            if not with_weights(comparison):
+                parts[-1] += ", given with a verdict only"
     if find_rule(comparison.score).sign < 0:
         parts.append(f"{comparison.score} is an error, its difference is negated")
-    return "; ".join(parts)
+    return [line for part in parts for line in _wrap(part)]
 
 
-def _no_verdict(comparison: Comparison) -> str:
-    """Which folds are missing in which model, and what to do."""
-    where = "; ".join(f"{_listed(names)} in {model}" for model, names in comparison.missing.items())
-    verb = "has" if comparison.left_out == 1 else "have"
-    return (
-        f"No verdict: {comparison.left_out} of {counted(comparison.folds.sizes['fold'], 'fold')} "
-        f"{verb} no finite score ({where}), and a fold fails most easily where a model predicts "
-        "badly. Print that model's result for what to do about these folds, and compare again."
-    )
+def with_weights(comparison: Comparison) -> bool:
+    """Whether there is a verdict, without which weights are not shown."""
+    return comparison.verdict.kind in (BETTER, UNDECIDED)
 
 
 def _model_table(comparison: Comparison) -> list[str]:
@@ -245,19 +280,19 @@ def _model_table(comparison: Comparison) -> list[str]:
     log = comparison.score in LOG_SCORES
     head = ["elpd" if log else comparison.score, "elpd_diff" if log else "diff"]
     head += ["se_diff", "mcse_diff", "Pr(worse)"] + ["weight"] * log
-    decimals = max(_places(mcse, 1) for mcse in table["mcse"])
-    diff_decimals = max(_places(mcse, 1) for mcse in table["mcse_diff"].iloc[1:])
-    cells = []
+    decimals = max(places(mcse, 1) for mcse in table["mcse"])
+    diff_decimals = max(places(mcse, 1) for mcse in table["mcse_diff"].iloc[1:])
+    cells, weights = [], with_weights(comparison)
     for k, row in enumerate(table.to_dict("records")):
         best = k == 0
         cells.append(
             [
-                _fixed(row[value], decimals),
-                _fixed(row[f"{value}_diff"], diff_decimals),
-                "-" if best else _se(row["se_diff"], diff_decimals),
-                "-" if best else _error(row["mcse_diff"]),
-                "-" if best else _probability(row["prob_worse"]),
-                *([_fixed(row["stacking"], 2)] if log else []),
+                fixed(row[value], decimals),
+                fixed(row[f"{value}_diff"], diff_decimals),
+                "-" if best else se_text(row["se_diff"], diff_decimals),
+                "-" if best else error_text(row["mcse_diff"]),
+                "-" if best else probability_text(row["prob_worse"]),
+                *([fixed(row["stacking"], 2) if weights else "n/a"] if log else []),
             ]
         )
     widths = _widths([head, *cells])
@@ -272,51 +307,16 @@ def _model_table(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _pair_sentence(comparison: Comparison) -> str:
-    table, name = comparison.table, f"{column(comparison.score)}_diff"
-    better, worse = table.index
-    row = table.loc[worse]
-    if row[name] == 0.0:
-        return f"{better} and {worse} have the same score."
-    decimals = _places(row["mcse_diff"], 1)
-    return (
-        f"{better} is better than {worse} by {_fixed(-row[name], decimals)} "
-        f"(SE {_se(row['se_diff'], decimals)}, MCSE {_error(row['mcse_diff'])}) with probability "
-        f"{_probability(row['prob_worse'])} (Bayesian bootstrap "
-        f"{_probability(row['prob_worse_bootstrap'])})."
-    )
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    """What the reader of the table should beware of."""
-    notes = []
-    others = comparison.table.iloc[1:]
-    diff = others[f"{column(comparison.score)}_diff"]
-    small = others.index[diff.abs() < SMALL_DIFFERENCE]
-    if len(small) and comparison.score in LOG_SCORES and not comparison.left_out:
-        notes.append(
-            f"The difference to {_listed(small)} is below {SMALL_DIFFERENCE:g}: too small to "
-            "matter, and its probability is not to be relied on (Sivula et al. 2020)."
-        )
-    noisy = others.index[others["mcse_diff"] > LARGE_MCSE * others["se_diff"]]
-    if len(noisy):
-        notes.append(
-            f"The Monte Carlo error of the difference to {_listed(noisy)} is more than a third "
-            "of its standard error: extend the runs, result.extend(draws)."
-        )
-    return notes
-
-
 # ---------------------------------------------------------------- words and numbers
 
 
-def _mixing_text(
+def mixing_text(
     rhat_max: float,
     benchmark: Float[np.ndarray, " replicate"],
     share: float,
     limit: float = np.inf,
 ) -> str:
-    """R-hat-max against what it would be if all chains had mixed.
+    """R-hat-max against what it would be if all chains had mixed, in one sentence.
 
     Folds are flagged above ``limit``, which is said where it is lower than the benchmark. Results
     without chains have neither.
@@ -324,16 +324,19 @@ def _mixing_text(
     if not benchmark.size and np.isnan(rhat_max):
         return ""
     if not np.isfinite(rhat_max) or not np.isfinite(benchmark).any():
-        return f"R-hat-max {_fixed(rhat_max, 3)}"
-    if share == 0:
-        reach = "no shuffled run reaches it"
-    else:
-        percent = "under 1" if share < 0.01 else f"{100 * share:.0f}"
-        reach = f"{percent} % of shuffled runs reach it"
-    quantile = np.nanquantile(benchmark, 0.99)
-    if limit < quantile - 1e-6:  # more than rounding
-        reach += f"; limit {limit:.3f}"
-    return f"R-hat-max {rhat_max:.3f} (benchmark {quantile:.3f} at 99 %; {reach})"
+        return f"R-hat-max {fixed(rhat_max, 3)}"
+    quantile = float(np.nanquantile(benchmark, 0.99))
+    if limit < quantile - 1e-6 and rhat_max > limit:  # more than rounding
+        return f"R-hat-max {rhat_max:.3f} is over {limit:.3f}: some chains have not mixed"
+    if share <= 0.01:
+        return (
+            f"R-hat-max {rhat_max:.3f} is more than mixed chains show (up to {quantile:.3f} in 99 "
+            "runs of 100): some have not mixed"
+        )
+    return (
+        f"R-hat-max {rhat_max:.3f} is what mixed chains show (up to {quantile:.3f} in 99 runs of "
+        "100)"
+    )
 
 
 def _wrap(text: str) -> list[str]:
@@ -346,58 +349,17 @@ def _folds(held: int, total: int) -> str:
     return counted(held, "fold") if held == total else f"{held} of {counted(total, 'fold')}"
 
 
-def _listed(values: Any) -> str:
-    """Values in a row; at most five of them."""
-    items = [str(value) for value in np.atleast_1d(np.asarray(values, dtype=object)).ravel()]
-    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
-    return ", ".join(items[:5]) + more
-
-
 def _equal(one: Any, other: Any) -> bool:
     return bool(np.array_equal(np.asarray(one, dtype=object), np.asarray(other, dtype=object)))
-
-
-def _places(value: float, significant: int) -> int:
-    """Decimals that show ``significant`` digits of a positive value; one if there is no value."""
-    if not np.isfinite(value) or value <= 0:
-        return 1
-    return max(significant - 1 - int(np.floor(np.log10(value))), 0)
-
-
-def _fixed(value: float, decimals: int) -> str:
-    """A number with ``decimals`` decimals, but no more than three."""
-    if not np.isfinite(value):
-        return "n/a" if np.isnan(value) else str(value)
-    text = f"{value:.{min(decimals, 3)}f}"
-    return text.lstrip("-") if float(text) == 0 else text
 
 
 def _ess(value: float, score: str) -> str:
     """Effective draws, which log scores alone have."""
     if score not in LOG_SCORES:
         return ""
-    return f"ESS {value:.0f}, " if np.isfinite(value) else "ESS n/a, "
-
-
-def _error(value: float) -> str:
-    """A Monte Carlo error with two digits."""
     if not np.isfinite(value):
-        return "n/a"
-    decimals = _places(value, 2)
-    return f"{value:.{decimals}f}" if decimals <= 5 else f"{value:.1e}"
-
-
-def _se(value: float, decimals: int) -> str:
-    """A standard error: as exact as its estimate, but with two digits at least, three at most."""
-    return _fixed(value, min(max(decimals, _places(value, 2)), _places(value, 3)))
-
-
-def _probability(value: float) -> str:
-    if not np.isfinite(value):
-        return "n/a"
-    if value > 0.9995:
-        return ">0.999"
-    return f"{value:.3f}" if value >= 0.0005 else "<0.001"
+        return "ESS n/a"
+    return f"ESS {value:.0f}: the score is known as well as from that many independent draws"
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:

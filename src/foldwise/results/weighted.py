@@ -63,6 +63,7 @@ def weighted_result(
         "precision": "float64",
         "seed": settings.seed,
         "fit_seed": fit.seed,
+        "fit_made_elsewhere": fit.made_elsewhere,
         "fit_draws": len(found.draws.positions),
         "fit_chains": found.draws.chains,
         "fit_batch": found.draws.length,
@@ -106,7 +107,7 @@ def _score(
         "slowest_ess": unknown,
         "pareto_k": found.pareto_k[chosen],
         "overlap": unknown,
-        "p": full - of_folds.value if name in LOG_SCORES else unknown,
+        "optimism": full - of_folds.value if name in LOG_SCORES else unknown,
         "acceptance": unknown,
         "divergences": np.zeros(len(part), np.int64),
         "n_train": part.n_train,
@@ -127,6 +128,7 @@ def _score(
         found.own_variance[name],
         influence,
         float(found.draws.variance(influence)),
+        folds.pointwise,
     )
 
 
@@ -142,7 +144,7 @@ def _row_table(
 ) -> xr.Dataset:
     columns = {find_rule(name).column: scored.value, "mcse": np.sqrt(scored.variance)}
     if name in LOG_SCORES:
-        columns["p"] = found.full_rows[entries] - scored.value
+        columns["optimism"] = found.full_rows[entries] - scored.value
     else:
         columns["observed"] = found.observed[entries]
     return _table_by_row(columns, folds)
@@ -219,7 +221,8 @@ def _joined(parts: list[CVResult], name: str, order: np.ndarray, entries: np.nda
         each = [rows_of(part, part.score(name), list(by_row[0].data_vars)) for part in parts]
         rows = join_tables(each, "test_row", entries)
     own = float(sum(score.own_variance for score in scores))
-    return finish_score(name, table, rows, draws, own, *merge_full(parts, scores))
+    full, pointwise = merge_full(parts, scores), scores[0].pointwise
+    return finish_score(name, table, rows, draws, own, *full, pointwise)
 
 
 def chains_alone(result: CVResult) -> CVResult:
@@ -269,4 +272,5 @@ def _score_alone(result: CVResult, name: str, chosen: np.ndarray, entries: np.nd
         both.own_variance,
         influence,
         variance,
+        both.pointwise,
     )

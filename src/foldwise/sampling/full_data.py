@@ -21,7 +21,7 @@ from foldwise.sampling.fit import (
     is_settled,
     largest,
 )
-from foldwise.sampling.globals import draw_globals
+from foldwise.sampling.globals import draw_globals, draw_small
 from foldwise.sampling.improper import improper_direction
 from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
@@ -36,6 +36,8 @@ from foldwise.support.runtime import import_meanwhile, usual_errors
 LONGEST = 8
 # Draws of each chain that tell how high its log density is.
 _LEVEL_DRAWS = 50
+# Ends of short chains from which modes are climbed.
+_CLIMBERS = 8
 
 
 @usual_errors()
@@ -90,7 +92,8 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
 
     With ``marginal``, where parameters belong to groups, the others are sampled alone first. Small
     models are tried with many short chains next, which compile in no time. Where these do not
-    converge NUTS is last, from where the short chains that are farthest apart have come to.
+    converge, and parameters are few, a mixture is fitted to the modes that they have come to. NUTS
+    is last, from where the short chains that are farthest apart have come to.
     """
     began, spent, starts, ends = time.perf_counter(), 0, None, None
     alone = draw_globals(model, seed, bar) if marginal else None
@@ -106,6 +109,8 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
             return result
         _refuse_improper(model, result)
         ends = run.ends
+    if ends is not None and (good := _of_modes(model, ends, seed, bar, began, spent)):
+        return good
     if starts is None:
         starts, more = starting_points(model, 4, seed)
         spent += more
@@ -117,9 +122,33 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
     return result
 
 
+def _of_modes(
+    model: Model,
+    ends: Float[np.ndarray, "chain draw d"],
+    seed: int,
+    bar: Progress,
+    began: float,
+    spent: int,
+) -> Fit | None:
+    """A fit by a mixture around the modes in which short chains have ended, if it is a good one."""
+    run = draw_small(model, far_apart(ends, _CLIMBERS), seed, bar)
+    if run is None:
+        return None
+    result = _made(model, run, seed, began, spent, ends)
+    return None if result.problems() else result
+
+
 def longer_fit(model: Model, before: Fit, draws: int, bar: Progress) -> Fit:
-    """A fit with ``draws`` draws of each of four chains, by NUTS from some of ``before``."""
+    """A fit with ``draws`` draws of each of four chains.
+
+    The globals alone where that can be, else by NUTS from some of ``before``.
+    """
     began = time.perf_counter()
+    alone = draw_globals(model, before.seed, bar, draws)
+    if alone is not None:
+        result = _made(model, alone, before.seed, began, before.gradients)
+        if not result.problems():
+            return replace(result, seconds=result.seconds + before.seconds)
     starts = before.flat[np.linspace(0, len(before.flat) - 1, 4).astype(int)]
     run = draw_nuts(model, starts, draws, 1000, before.seed, bar)
     result = _made(model, run, before.seed, began, before.gradients)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
-from foldwise.models.structure import Structure, find_cells
+from foldwise.models.structure import Structure, find_cells, without_cells
 from foldwise.sampling.pooled import Draws
 from foldwise.sampling.proposals import Mixture, climb, fitted
 from foldwise.sampling.starts import starting_points
@@ -36,27 +36,50 @@ _STARTS = 8
 _LOOKED_AT, _TOLERANCE = 64, 5e-3
 
 
-def draw_globals(model: Model, seed: int, bar: Progress) -> Draws | None:
+def draw_globals(model: Model, seed: int, bar: Progress, draws: int = DRAWS) -> Draws | None:
     """Draws of all parameters; None where there are no cells, or the globals cannot be had so."""
     structure = find_cells(model, model.probes())
     if not len(structure) or len(structure.globals) > MOST_GLOBALS:
         return None
     bar.start(f"full-data fit{model.label}: {structure}")
-    rng = generator(seed, Stream.GLOBALS)
-    marginal = Marginal(model, structure, model.probes()[:1])
     starts, spent = starting_points(model, _STARTS, seed)
-    modes = climb(marginal, starts[:, structure.globals])
-    if modes is None or not marginal.settle(Mixture.of(modes), rng):
+    marginal = Marginal(model, structure, model.probes()[:1])
+    found = _drawn(marginal, starts[:, structure.globals], seed, draws)
+    if found is None:
         return None
-    proposal = fitted(marginal, Mixture.of(modes), rng)
-    if proposal is None:
-        return None
-    positions = _metropolis(marginal, proposal, rng)
-    drawn, failed = conditional_draws(model, structure, marginal.placed(positions), seed)
+    drawn, failed = conditional_draws(model, structure, marginal.placed(found), seed)
     # what was found at the starting point must hold at the draws, or other parameters are coupled
     if failed.any() or find_cells(model, drawn).digest != structure.digest:
         return None
-    chains = drawn.reshape(CHAINS, DRAWS, model.dimension)
+    return _of_chains(marginal, drawn, spent)
+
+
+def draw_small(
+    model: Model, starts: Float[np.ndarray, "start d"], seed: int, bar: Progress
+) -> Draws | None:
+    """Draws of a model of a handful of parameters, climbing from ``starts``; None if it fails."""
+    if model.dimension > MOST_GLOBALS:
+        return None
+    bar.start(f"full-data fit{model.label}: a mixture of t densities")
+    marginal = Marginal(model, without_cells(model), model.probes()[:1])
+    found = _drawn(marginal, starts, seed, DRAWS)
+    return None if found is None else _of_chains(marginal, found, 0)
+
+
+def _drawn(
+    marginal: Marginal, starts: Float[np.ndarray, "start g"], seed: int, draws: int
+) -> Float[np.ndarray, "draw g"] | None:
+    """``CHAINS`` chains of draws of the globals, one after another; None where no mixture fits."""
+    rng = generator(seed, Stream.GLOBALS)
+    modes = climb(marginal, starts)
+    if modes is None or not marginal.settle(Mixture.of(modes), rng):
+        return None
+    proposal = fitted(marginal, Mixture.of(modes), rng)
+    return None if proposal is None else _metropolis(marginal, proposal, draws, rng)
+
+
+def _of_chains(marginal: Marginal, drawn: Float[np.ndarray, "draw d"], spent: int) -> Draws:
+    chains = drawn.reshape(CHAINS, -1, marginal.model.dimension)
     return Draws(chains, np.full(CHAINS, np.nan), 0, spent + marginal.evaluations)
 
 
@@ -140,11 +163,11 @@ class Marginal:
 
 
 def _metropolis(
-    marginal: Marginal, proposal: Mixture, rng: np.random.Generator
+    marginal: Marginal, proposal: Mixture, draws: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "draw g"]:
     """Chains of independence Metropolis steps, one after another, each after a few steps."""
-    warm = DRAWS // 10
-    points = proposal.draw(rng, CHAINS * (warm + DRAWS))
+    warm = draws // 10
+    points = proposal.draw(rng, CHAINS * (warm + draws))
     ratio = (marginal(points) - proposal.log_density(points)).reshape(CHAINS, -1)
     uniform = np.log(rng.uniform(size=ratio.shape))
     chosen: Int[np.ndarray, "chain step"] = np.zeros(ratio.shape, int)

@@ -26,6 +26,8 @@ _PLAIN_ROUNDS, _PARTS, _WIDTH = 2, 60, 0.5
 # In a round whose weights are worth fewer points than this many for each parameter, they are
 # flattened until they are.
 _POINTS_EACH = 10
+# Weight of a part below which it is dropped.
+_LEAST_PART = 1e-3
 _FREEDOM = 5.0
 
 
@@ -141,18 +143,22 @@ class Mixture:
 
     def log_density(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, " point"]:
         """Up to a constant that depends on the dimension alone."""
+        return scipy.special.logsumexp(self.by_part(points), axis=0)
+
+    def by_part(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, "part point"]:
+        """Log density of each part, its weight included, up to the same constant."""
         g, found = points.shape[1], []
         for centre, factor, weight in zip(self.centre, self.factor, self.weight, strict=True):
             x = scipy.linalg.solve_triangular(factor, (points - centre).T, lower=True)
             tails = -0.5 * (_FREEDOM + g) * np.log1p((x**2).sum(axis=0) / _FREEDOM)
             found.append(np.log(weight) + tails - np.log(np.diagonal(factor)).sum())
-        return scipy.special.logsumexp(found, axis=0)
+        return np.array(found)
 
 
 def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mixture | None:
     """A mixture that weights hardly have to correct; None where none was found.
 
-    In each round its moments, later many parts of its own, come from the weighted draws of the
+    In each round the moments of its parts, later many parts, come from the weighted draws of the
     rounds before, whose proposals count as one mixture.
     """
     proposal: Mixture | None = start
@@ -173,7 +179,9 @@ def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mix
             [np.log(n) + mixture.log_density(every) for n, mixture in used], axis=0
         )
         weight = _flattened(np.where(np.isfinite(value), value - proposed, -np.inf), every.shape[1])
-        best, proposal = proposal, learned(every, weight, number >= _PLAIN_ROUNDS, rng)
+        best = proposal
+        many = number >= _PLAIN_ROUNDS
+        proposal = many_parts(every, weight, rng) if many else learned(every, weight, proposal)
     return best if share >= _LEAST else None
 
 
@@ -198,24 +206,55 @@ def _flattened(log_ratio: Float[np.ndarray, " draw"], g: int) -> Float[np.ndarra
 def learned(
     points: Float[np.ndarray, "point g"],
     weight: Float[np.ndarray, " point"],
-    many: bool,
-    rng: np.random.Generator,
+    before: Mixture | None = None,
 ) -> Mixture | None:
-    """A mixture with the moments of weighted points, or with parts around some of them."""
-    mean = weight @ points
+    """A mixture with the moments of weighted points: of each part's share of them.
+
+    Points belong to the parts of ``before`` as its densities there say (a step of population Monte
+    Carlo, Cappe et al. 2008); without it there is one part. None where points span too little.
+    """
+    belongs = np.ones((1, len(points)))
+    if before is not None:
+        by_part = before.by_part(points)
+        belongs = np.exp(by_part - scipy.special.logsumexp(by_part, axis=0))
+    parts = [_moments(points, weight * share) for share in belongs]
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    centre, factor, size = (np.array(values) for values in zip(*found, strict=True))
+    return Mixture(centre, factor, size / size.sum())
+
+
+def _moments(
+    points: Float[np.ndarray, "point g"], weight: Float[np.ndarray, " point"]
+) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Mean, factor of the covariance, and total of weighted points; None where they are too few."""
+    total, g = float(weight.sum()), points.shape[1]
+    if total < _LEAST_PART or total**2 / (weight**2).sum() < g + 1:
+        return None
+    mean = weight @ points / total
     away = points - mean
-    covariance = (weight[:, None] * away).T @ away
-    covariance += 1e-6 * np.diag(np.diag(covariance)) + 1e-12 * np.eye(len(mean))
+    covariance = (weight[:, None] * away).T @ away / total
+    covariance += 1e-6 * np.diag(np.diag(covariance)) + 1e-12 * np.eye(g)
     try:
-        factor = np.linalg.cholesky(covariance)
+        return mean, np.linalg.cholesky(covariance), total
     except np.linalg.LinAlgError:
         return None
-    if not many:
-        return Mixture(mean[None], factor[None], np.ones(1))
+
+
+def many_parts(
+    points: Float[np.ndarray, "point g"],
+    weight: Float[np.ndarray, " point"],
+    rng: np.random.Generator,
+) -> Mixture | None:
+    """A mixture with parts around some of the weighted points."""
+    one = learned(points, weight)
+    if one is None:
+        return None
     chosen = points[rng.choice(len(points), _PARTS, p=weight)]
     # one part with the whole spread keeps the tails
-    centre = np.concatenate([mean[None], chosen])
-    factors = np.concatenate([factor[None], np.tile(_WIDTH * factor, (_PARTS, 1, 1))])
+    centre = np.concatenate([one.centre, chosen])
+    factors = np.concatenate([one.factor, np.tile(_WIDTH * one.factor, (_PARTS, 1, 1))])
     share = np.full(_PARTS + 1, 0.8 / _PARTS)
     share[0] = 0.2
     return Mixture(centre, factors, share)

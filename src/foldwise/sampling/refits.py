@@ -24,7 +24,7 @@ from jaxtyping import Int
 from foldwise.folds.folds import Folds
 from foldwise.models.model import Model
 from foldwise.sampling.globals import MOST_GLOBALS, Marginal
-from foldwise.sampling.proposals import Mixture, climb, fitted, learned, share_of
+from foldwise.sampling.proposals import Mixture, climb, fitted, learned, many_parts, share_of
 from foldwise.scores.importance import Importance, by_importance
 from foldwise.scores.weighing import FullSample, Scored
 from foldwise.support.progress import Progress
@@ -70,8 +70,7 @@ def _mixture_of_draws(full: Marginal, rng: np.random.Generator) -> Mixture | Non
     """
     points = full.reference[:, full.structure.globals]
     weight = np.full(len(points), 1.0 / len(points))
-    for many in (False, True):
-        mixture = learned(points, weight, many, rng)
+    for mixture in (learned(points, weight), many_parts(points, weight, rng)):
         if mixture is None or not full.settle(mixture, rng):
             return None
         some = mixture.draw(rng, _TRIED)

@@ -19,11 +19,11 @@ from jaxtyping import Array
 
 import foldwise as fw
 from foldwise.results.checkpoints import kept_fit
-from foldwise.results.text import LARGE_MCSE, SMALL_DIFFERENCE
+from foldwise.results.verdict import standing
 from foldwise.studies.outcome import Outcome
 from foldwise.studies.output import figures
 from foldwise.studies.resuming import of_model
-from foldwise.support.words import counted, duration
+from foldwise.support.words import duration
 
 STUDIES = {
     "toy": "simulated groups: does a fourth covariate predict new groups better?",
@@ -33,8 +33,6 @@ STUDIES = {
     "poisson": "a Poisson regression of 50 counts, leave-one-out in constant memory",
 }
 HALF_LOG_TWO_PI = 0.5 * np.log(2.0 * np.pi)
-# A difference is called decided beyond this probability, and likely beyond the next.
-DECIDED, LIKELY = 0.975, 0.8
 
 
 @dataclass(frozen=True)
@@ -154,37 +152,15 @@ def conduct(
 
 
 def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None, aim: str) -> str:
-    """One sentence: who predicts better, by how much, how sure, and whether to trust it."""
-    flagged = sum(result.flagged.sizes["fold"] for result in results.values())
-    caveat = f", but {_are(flagged, 'fold')} flagged: see their status" if flagged else ""
-    if comparison is None:
-        (result,) = results.values()
-        count = result.folds.sizes["fold"]
-        return (
-            f"The model predicts {aim} with a mean log score of {result.elpd / count:.3f} "
-            f"(SE {result.se / count:.3f}, MCSE {result.mcse / count:.2g}){caveat}."
-        )
-    if comparison.left_out:
-        return (
-            f"No verdict on which model predicts {aim} better: "
-            f"{_are(comparison.left_out, 'fold')} left out, as a score is not finite there."
-        )
-    better, worse = comparison.table.index
-    pair = comparison.pair(better, worse)
-    sure = "over 0.999" if pair.prob > 0.999 else f"{pair.prob:.3f}"
-    by = f"{pair.diff:.1f} nats (SE {pair.se:.1f}, MCSE {pair.mcse:.2g}), probability {sure}"
-    if pair.mcse > LARGE_MCSE * pair.se and pair.diff < 3.0 * np.hypot(pair.se, pair.mcse):
-        verdict = f"Too noisy to say which model predicts {aim} better, run longer: {better} is"
-    elif pair.prob < LIKELY or pair.diff < SMALL_DIFFERENCE:
-        verdict = f"Undecided which model predicts {aim} better: {better} is"
-    else:
-        adverb = "" if pair.prob >= DECIDED else "probably "
-        return f"{better} {adverb}predicts {aim} better than {worse}: by {by}{caveat}."
-    return f"{verdict} ahead of {worse} by {by}{caveat}."
-
-
-def _are(number: int, word: str) -> str:
-    return f"{counted(number, word)} {'is' if number == 1 else 'are'}"
+    """The verdict on the study's question, or the score of its one model."""
+    if comparison is not None:
+        return f"Which model predicts {aim} better? {comparison.verdict}"
+    (result,) = results.values()
+    count = result.folds.sizes["fold"]
+    return (
+        f"The model predicts {aim} with a mean log score of {result.elpd / count:.3f} "
+        f"(SE {result.se / count:.3f}, MCSE {result.mcse / count:.2g}). {standing(result)}"
+    )
 
 
 def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Plan) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from foldwise.results.compare import Comparison, compare
 from foldwise.results.files import load
 from foldwise.results.result import CVResult, flags
+from foldwise.results.verdict import Verdict, standing
 from foldwise.scores.rules import LOG_SCORES, find_rule
 from foldwise.studies.outcome import Outcome
 from foldwise.support.locks import LOCK, Busy, locked
@@ -81,16 +82,17 @@ def _versions() -> dict[str, str]:
 
 def _model_record(result: CVResult) -> dict[str, Any]:
     main = next(iter(result.scores))
-    totals = ("total", "se", "mcse", "ess", "p", "left_out")
+    totals = ("total", "se", "mcse", "ess", "optimism", "left_out")
     flagged, advice = result.flagged, flags(result)[1]
     info = {key: value for key, value in result.info.items() if key not in ("state", "seconds")}
     return {
+        "verdict": _verdict_record(standing(result)),
         "score": main,
         "elpd": result.elpd if main in LOG_SCORES else None,
         "se": result.se,
         "mcse": result.mcse,
         "ess": result.ess,
-        "p": result.p,
+        "optimism": result.optimism,
         "rhat_max": result.rhat_max,
         "rhat_benchmark": _benchmark(result.rhat_benchmark),
         "divergences": result.divergences,
@@ -113,6 +115,7 @@ def _model_record(result: CVResult) -> dict[str, Any]:
 
 def _comparison_record(comparison: Comparison) -> dict[str, Any]:
     return {
+        "verdict": _verdict_record(comparison.verdict),
         "score": comparison.score,
         "over": comparison.unit,
         "folds": comparison.folds.sizes["fold"],
@@ -130,6 +133,12 @@ def _comparison_record(comparison: Comparison) -> dict[str, Any]:
         "rhat_max": comparison.rhat_max,
         "rhat_benchmark": _benchmark(comparison.rhat_benchmark),
     }
+
+
+def _verdict_record(verdict: Verdict) -> dict[str, Any]:
+    """The verdict for programs."""
+    keys = ("kind", "sentence", "reasons", "advice", "leader", "other", "part", "small")
+    return {key: getattr(verdict, key) for key in keys}
 
 
 def _benchmark(replicates: np.ndarray) -> float:

@@ -1,0 +1,166 @@
+"""The globals sampled alone: their density, their draws, mixtures, and refits of folds."""
+
+import numpy as np
+import pytest
+import scipy
+from hard import EightSchools, common_mean
+from problems import FarScale, LinearProblem, far_groups
+
+import foldwise as fw
+from foldwise.models.structure import find_cells
+from foldwise.sampling.full_data import full_data_fit
+from foldwise.sampling.globals import Marginal, draw_globals
+from foldwise.sampling.proposals import Mixture, climb, fitted, share_of
+from foldwise.support.progress import Progress
+
+QUIET = Progress(False)
+SCHOOLS = EightSchools()
+
+
+def log_marginal(mu, log_tau, rows):
+    """Log density of mu, log tau and the rows, the schools' effects integrated out."""
+    variance = SCHOOLS.sigma[rows] ** 2 + np.exp(2 * log_tau)[:, None]
+    prior = -0.5 * (mu / 5) ** 2 + log_tau - np.log1p((np.exp(log_tau) / 5) ** 2)
+    away = SCHOOLS.y[rows] - mu[:, None]
+    return prior - 0.5 * np.sum(away**2 / variance + np.log(variance), axis=1)
+
+
+@pytest.mark.parametrize("left_out", [[], [0, 5]])
+@pytest.mark.parametrize("centred", [True, False])
+def test_density_of_the_globals(centred, left_out):
+    model = EightSchools(centred).model()
+    rng, keep = np.random.default_rng(1), ~np.isin(np.arange(8), left_out)
+    structure = find_cells(model, model.probes())
+    marginal = Marginal(model, structure, model.probes(), keep)
+    # flat positions are sorted by name: log tau, mu, theta
+    points = np.column_stack([rng.normal(1, 2, 50), rng.normal(4, 4, 50)])
+    found = marginal(points)
+    exact = log_marginal(points[:, 1], points[:, 0], keep)
+    np.testing.assert_allclose(np.ptp(found - exact), 0.0, atol=1e-7)
+    value, slope = marginal.slopes(points[:3])
+    np.testing.assert_allclose(value, found[:3])
+    ahead = [
+        (log_marginal(*(points[:3] + 1e-5 * e).T[::-1], keep) - exact[:3]) / 1e-5 for e in np.eye(2)
+    ]
+    np.testing.assert_allclose(slope, np.transpose(ahead), rtol=1e-3, atol=1e-3)
+
+
+def on_a_grid():
+    """Moments of log tau, mu and theta_1 of the centred eight schools, without sampling.
+
+    Given tau, mu is normal, and theta_1 given both.
+    """
+    log_tau = np.arange(-12.0, 8.0, 0.02)
+    tau2, sigma2 = np.exp(2 * log_tau)[:, None], SCHOOLS.sigma**2
+    prior = log_tau - np.log1p((np.exp(log_tau) / 5) ** 2)
+    weight = scipy.special.softmax(prior + common_mean(SCHOOLS.y, sigma2 + tau2, 5.0))
+    precision = (1 / (sigma2 + tau2)).sum(axis=1) + 1 / 25
+    mu = (SCHOOLS.y / (sigma2 + tau2)).sum(axis=1) / precision
+    # theta_1 = share y_1 + (1 - share) mu + noise
+    share = (tau2 / (tau2 + sigma2))[:, 0]
+    theta = share * SCHOOLS.y[0] + (1 - share) * mu
+    within = (1 - share) ** 2 / precision + share * sigma2[0]
+    means = [weight @ value for value in (log_tau, mu, theta)]
+    extra = (0.0, 1 / precision, within)
+    squares = [weight @ (v**2 + e) for v, e in zip((log_tau, mu, theta), extra, strict=True)]
+    return np.array(means), np.sqrt(np.array(squares) - np.array(means) ** 2)
+
+
+def test_draws_of_a_funnel_are_those_of_a_grid():
+    mean, sd = on_a_grid()
+    found = full_data_fit(SCHOOLS.model(), 3, QUIET, marginal=True)
+    assert not found.problems() and np.nanmin(found.ess) > 1000
+    draws = found.flat[:, :3]
+    error = sd / np.sqrt(found.ess[:3])
+    assert (np.abs(draws.mean(axis=0) - mean) < 4 * error).all()
+    # log tau has a long tail: the error of its sd is larger than that of a normal variable
+    assert (np.abs(draws.std(axis=0) / sd - 1) < 4 * np.sqrt(2 / found.ess[:3])).all()
+
+
+def test_where_the_globals_are_not_sampled_alone():
+    assert draw_globals(far_groups(1.0).model(), 0, QUIET) is not None
+    no_cells = LinearProblem(np.ones((20, 1)), np.zeros(20), 1.0, np.ones(1), None, "mean")
+    assert draw_globals(no_cells.model(), 0, QUIET) is None
+    assert draw_globals(FarScale(1.0, spare=14).model(), 0, QUIET) is None
+
+
+class TwoModes:
+    """0.3 N((-6, 0), I) + 0.7 N((6, 0), I)."""
+
+    def __call__(self, points):
+        parts = [
+            np.log(weight) - 0.5 * ((points - [at, 0.0]) ** 2).sum(axis=1)
+            for weight, at in ((0.3, -6.0), (0.7, 6.0))
+        ]
+        return scipy.special.logsumexp(parts, axis=0)
+
+    def slopes(self, points):
+        step = 1e-5 * np.eye(2)
+        ahead = [(self(points + s) - self(points - s)) / 2e-5 for s in step]
+        return self(points), np.transpose(ahead)
+
+
+def test_two_modes_are_found_and_weighed():
+    rng = np.random.default_rng(2)
+    modes = climb(TwoModes(), rng.normal(scale=5.0, size=(8, 2)))
+    assert sorted(np.round(modes.points[:, 0])) == [-6, 6]
+    proposal = fitted(TwoModes(), Mixture.of(modes), rng)
+    points = proposal.draw(rng, 4000)
+    log_ratio = TwoModes()(points) - proposal.log_density(points)
+    assert share_of(log_ratio) > 0.6
+    left = scipy.special.softmax(log_ratio) @ (points[:, 0] < 0)
+    assert abs(left - 0.3) < 4 * np.sqrt(0.21 / (share_of(log_ratio) * 4000))
+
+
+@pytest.mark.parametrize("distance", [6.0, 60.0])
+def test_a_group_far_away_is_refitted(distance):
+    """Exact however far it is, with errors that say how exact."""
+    problem = FarScale(distance)
+    model, exact, z, totals = problem.model(), problem.joint(), [], []
+    for seed in range(6):
+        result = fw.cross_validate(model, problem.folds, seed=seed, progress=False)
+        assert result.folds["method"].values.tolist() == ["refit"] + 7 * ["importance"]
+        assert (result.folds["status"] == "fine").all()
+        z.append(((result.folds["elpd"] - exact) / result.folds["mcse"]).values)
+        totals.append((result.elpd - exact.sum()) / result.mcse)
+        own, shared = result.score("log").own_variance, result.score("log").full_variance
+        assert own == pytest.approx(result.folds["mcse"].values[0] ** 2)
+        assert result.mcse == pytest.approx(np.sqrt(own + shared))
+    assert np.abs(z).max() < 4 and np.sqrt(np.mean(np.square(totals))) < 1.9
+    assert "1 refitted" in str(result)
+
+
+def test_an_outlier_of_a_regression_is_refitted():
+    """No cells: all of a handful of parameters are sampled anew, rows one by one too."""
+    rng = np.random.default_rng(4)
+    X = np.column_stack([np.ones(30), rng.normal(size=(30, 2))])
+    X[0, 1] = 12.0  # leverage
+    y = X @ [1.0, 0.5, -0.5] + rng.normal(size=30)
+    y[0] += 15.0
+    folds = fw.k_fold(30, 10, seed=1)
+    problem = LinearProblem(X, y, 1.0, np.full(3, 3.0), folds, "leverage")
+    result = fw.cross_validate(
+        problem.model(), folds, scores=("log", "log_pointwise"), seed=1, progress=False
+    )
+    assert sorted(set(result.folds["method"].values)) == ["importance", "refit"]
+    for score, exact in (("log", problem.joint()), ("log_pointwise", problem.pointwise())):
+        table = result.score(score).folds
+        assert np.abs((table["elpd"] - exact) / table["mcse"]).max() < 4
+    assert (result.folds["status"] == "fine").all()
+
+
+def test_saved_merged_and_extended(tmp_path):
+    problem = FarScale(6.0)
+    model, folds = problem.model(), problem.folds
+    whole = fw.cross_validate(model, folds, seed=1, progress=False)
+    whole.save(tmp_path / "refits.nc")
+    again = fw.load(tmp_path / "refits.nc")
+    assert (again.elpd, again.mcse, str(again)) == (whole.elpd, whole.mcse, str(whole))
+    parts = [
+        fw.cross_validate(model, some, seed=1, progress=False) for some in (folds[:4], folds[4:])
+    ]
+    merged = fw.merge(parts)
+    assert merged.elpd == pytest.approx(whole.elpd, abs=1e-9)
+    assert merged.mcse == pytest.approx(whole.mcse, abs=1e-9)
+    with pytest.raises(ValueError, match="pass a longer fit"):
+        whole.extend(100)
