@@ -3,11 +3,12 @@
 Repeats over many seeds, each with a full-data fit of its own: means of groups of 2 to 300 rows with
 known variances (leave-group-out, leave-one-out, 10-fold; exact in closed form), and counts with an
 effect for every row (leave-one-out; exact on a grid of the two globals, with a fine quadrature for
-each row), and one group of eight far from the others, which has chains (exact on a grid of the
-groups' scale). Prints z of the last total, the root mean square of z = (estimate - truth) / MCSE
-over totals and folds, the mean error of totals in MCSE, the largest Pareto k, how many folds have
-chains and seconds, the fit's too. Root mean squares must lie in 0.8 to 1.25, mean errors within
-0.25 MCSE.
+each row), one group of eight far from the others, which is refitted, or, with more parameters that
+all rows share, has chains (exact on a grid of the groups' scale), and the growth of rats, both
+models (exact by integration over what the rats share; needs FOLDWISE_DATA). Prints z of the last
+total, the root mean square of z = (estimate - truth) / MCSE over totals and folds, the mean error
+of totals in MCSE, the largest Pareto k, how many folds are refitted and have chains, and seconds,
+the fit's too. Root mean squares must lie in 0.8 to 1.25, mean errors within 0.25 MCSE.
 
     python bench/cells.py [--seeds 50] [--problems counts,groups] [--method importance]
 """
@@ -24,9 +25,12 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import integrated  # noqa: E402
 import problems  # noqa: E402
 
 import foldwise as fw  # noqa: E402
+from foldwise import datasets  # noqa: E402
+from foldwise.studies import rats  # noqa: E402
 
 LOW, HIGH, MOST_BIAS = 0.8, 1.25, 0.25
 
@@ -69,6 +73,23 @@ class Counts:
         return logsumexp(whole) - logsumexp(whole - rows, axis=1)
 
 
+class Rats:
+    """A model of the study of rats, leave one rat out."""
+
+    def __init__(self, label: str):
+        self.data, self.label = datasets.load("rats"), label
+        self.folds = rats.folds(self.data)
+
+    def model(self) -> fw.Model:
+        return rats.models(self.data)[self.label]
+
+    def joint(self) -> np.ndarray:
+        """Exact log density of each rat's rows given the other rats."""
+        return integrated.log_predictives(
+            integrated.rats(self.data, self.label == "A"), range(30), 9
+        )
+
+
 def groups(folds=None):
     problem = problems.hierarchical()
     return problem if folds is None else replace(problem, folds=folds(len(problem.y)))
@@ -79,13 +100,17 @@ PROBLEMS = {
     "groups, leave-one-out": (lambda: groups(fw.leave_one_out), "log"),
     "groups, 10-fold": (lambda: groups(lambda n: fw.k_fold(n, 10, seed=1)), "log"),
     "groups, 10-fold by row": (lambda: groups(lambda n: fw.k_fold(n, 10, seed=1)), "log_pointwise"),
-    "far group, unknown scale": (lambda: problems.FarScale(6.0), "log"),
+    "far group, refitted": (lambda: problems.FarScale(6.0), "log"),
+    "very far group, refitted": (lambda: problems.FarScale(60.0), "log"),
+    "far group, chains": (lambda: problems.FarScale(6.0, spare=14), "log"),
     "counts, leave-one-out": (Counts, "log"),
+    "rats A, leave-group-out": (lambda: Rats("A"), "log"),
+    "rats B, leave-group-out": (lambda: Rats("B"), "log"),
 }
 
 
 def run(model, folds, score, exact, seed, method):
-    """z of the folds, the error and MCSE of the total, Pareto k, folds with chains, and seconds."""
+    """z of the folds, error and MCSE of the total, Pareto k, how folds were made, and seconds."""
     began = time.perf_counter()
     found = fw.cross_validate(
         model, folds, method=method, scores=score, seed=20_000 + seed, progress=False
@@ -97,6 +122,7 @@ def run(model, folds, score, exact, seed, method):
         "error": float(found.elpd - folds.fold_weight @ exact),
         "mcse": found.mcse,
         "k": float(k.max()),
+        "refits": int((table["method"].values == "refit").sum()),
         "chains": int((table["method"].values == "mcmc").sum()),
         "seconds": time.perf_counter() - began,
     }
@@ -114,6 +140,7 @@ def summary(name, records):
     line = (
         f"{name:26}{z[-1]:8.2f}{total:7.2f}{fold:7.2f}{z.mean():12.2f}"
         f"{np.mean([r['mcse'] for r in records]):8.3f}{max(r['k'] for r in records):7.2f}"
+        f"{np.mean([r['refits'] for r in records]):8.1f}"
         f"{np.mean([r['chains'] for r in records]):8.1f}"
         f"{np.median([r['seconds'] for r in records]):9.2f}{'ok' if ok else 'MISSED':>8}"
     )
@@ -129,7 +156,7 @@ def main():
     warnings.simplefilter("ignore")
     print(
         f"{'problem':26}{'total z':>8}{'rms':>7}{'folds':>7}{'mean error':>12}{'mcse':>8}{'k':>7}"
-        f"{'chains':>8}{'seconds':>9}{'':>8}",
+        f"{'refits':>8}{'chains':>8}{'seconds':>9}{'':>8}",
         flush=True,
     )
     missed = False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -16,6 +19,7 @@ from foldwise.models.evaluate import begin_to_compile
 from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
 from foldwise.models.structure import find_cells, without_cells
+from foldwise.results.checkpoints import identity_of, opened, seed_kept
 from foldwise.results.result import CVResult, warn_of_flags
 from foldwise.results.summary import summarise
 from foldwise.results.weighted import weighted_result, with_chains
@@ -43,8 +47,9 @@ from foldwise.scores.logscore import ESTIMATORS
 from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.scores.weighing import FullSample, others
 from foldwise.support.checks import check_count, check_name, resolve_seed
+from foldwise.support.keeping import keeper
 from foldwise.support.progress import Progress
-from foldwise.support.runtime import import_meanwhile
+from foldwise.support.runtime import import_meanwhile, usual_errors
 
 METHODS = ("auto", "importance", "mcmc")
 MEMORIES = ("draws", "online")
@@ -65,6 +70,7 @@ def cross_validate(
 ) -> dict[str, CVResult]: ...
 
 
+@usual_errors()
 def cross_validate(
     model: Model | ModelFamily,
     folds: Folds,
@@ -83,6 +89,7 @@ def cross_validate(
     precision: str = "float64",
     seed: int | None = None,
     progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> CVResult | dict[str, CVResult]:
     """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
 
@@ -147,6 +154,9 @@ def cross_validate(
         Whole number; None draws one, which the result records. Give two models different ones.
     progress
         Whether to show a progress bar.
+    checkpoint
+        Folder in which all that is finished is kept. The same call again, in this process or
+        another, goes on from there, to the same result; without a seed, with the seed it had.
     """
     models = model.members if isinstance(model, ModelFamily) else [model]
     settings = Settings(
@@ -158,7 +168,7 @@ def cross_validate(
         warmup=warmup,
         batch=batch,
         precision=precision,
-        seed=resolve_seed(seed),
+        seed=resolve_seed(seed_kept(checkpoint) if seed is None else seed),
     )
     goal, seeds = Goal(draws, target_mcse, max_draws), _seeds(model, fit, settings.seed)
     _check_settings(settings, goal)
@@ -168,9 +178,11 @@ def cross_validate(
         needs.check(settings.scores, settings.keep, candidate, folds, memory)
     _check_bridge(folds, settings)
     weighted = _weighs(method, models, folds, settings)
+    aim = {"draws": draws, "target_mcse": target_mcse, "max_draws": max_draws, "method": method}
+    kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
     _begin_to_compile(models, folds, settings, weighted)
     import_meanwhile("arviz_stats.base", "xarray")
-    with Progress(progress) as bar:
+    with kept, Progress(progress) as bar:
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
             fits.append(_fit(candidate, fit, own_seed, bar, weighted))
@@ -187,6 +199,13 @@ def cross_validate(
         task.model.check_same()  # as it was when the first program was traced, to the last
         warn_of_flags(result)
     return results if isinstance(model, ModelFamily) else results[str(model.name)]
+
+
+def _kept(
+    checkpoint: str | os.PathLike[str] | None, identity: Callable[[], dict[str, Any]]
+) -> AbstractContextManager[object]:
+    """Within this, what is finished is kept in the folder ``checkpoint``, where one is given."""
+    return nullcontext() if checkpoint is None else opened(checkpoint, identity())
 
 
 class Task(NamedTuple):
@@ -229,7 +248,8 @@ def _by_importance(task: Task, goal: Goal, everything: bool, bar: Progress) -> C
         draws = _fit_draws_to_target(task, goal, found)
         if not draws:
             break
-        task = task._replace(fit=longer_fit(task.model, task.fit, draws, bar))
+        longer = partial(longer_fit, task.model, task.fit, draws, bar)
+        task = task._replace(fit=keeper().made("longer-fit", longer))
         found, seconds = _weights(task, everything, bar)
     if not everything:
         found = _refits(task, found, seconds, bar)
@@ -267,7 +287,8 @@ def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, d
 def _refits(task: Task, found: Importance, seconds: dict[str, float], bar: Progress) -> Importance:
     """``found`` with folds that weights cannot serve refitted, where few parameters are shared."""
     began = time.perf_counter()
-    found = with_refits(task.model, task.folds, found, task.settings.seed, bar)
+    refits = partial(with_refits, task.model, task.folds, found, task.settings.seed, bar)
+    found = keeper().made("refits", refits)
     seconds["refits"] = time.perf_counter() - began
     return found
 
@@ -324,14 +345,19 @@ def _fit(model: Model, fit: Fit | None, seed: int, bar: Progress, marginal: bool
     """
     model.check_values()
     if fit is None:
-        fit = full_data_fit(model, seed, bar, marginal)
+        fit = keeper().made("fit", lambda: full_data_fit(model, seed, bar, marginal))
     else:
         fit.check(model)
         if fit.made_elsewhere:
-            check_draws(model, fit, seed)
+            keeper().made("fit-checked", partial(_checked, model, fit, seed))
     if reason := fit.failure():
         raise FitError(f"the full-data fit{model.label} has failed: {reason}")
     return fit
+
+
+def _checked(model: Model, fit: Fit, seed: int) -> bool:
+    check_draws(model, fit, seed)
+    return True
 
 
 def _seeds(model: Model | ModelFamily, fit: Fit | None, seed: int) -> list[int]:
@@ -496,7 +522,14 @@ def _tune(runs: Sequence[Run], bar: Progress) -> None:
     # e^2 (q_T^2 - q_0^2) / 8, whose variance in d dimensions is d e^4 sin^2(T) / 16. Acceptance is
     # 2 Phi(-sd / 2), so 0.8 at e = 1.5 d^-1/4 for trajectories of our lengths; a little less,
     # since no metric fits quite. The pilots correct it.
-    tune_together(samplers, guess=min(1.0, 1.3 * runs[0].model.dimension ** -0.25))
+    guess = min(1.0, 1.3 * runs[0].model.dimension ** -0.25)
+
+    def step_sizes() -> list[float]:
+        tune_together(samplers, guess)
+        return [sampler.step_size for sampler in samplers]
+
+    for sampler, step_size in zip(samplers, keeper().made("step-size", step_sizes), strict=True):
+        sampler.start_at(step_size)
     add_seconds(runs, "tune", began)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -19,19 +20,29 @@ from foldwise.models.model import Model, Position
 from foldwise.models.purity import unjitted
 from foldwise.support.runtime import Programs
 
+# What members take instead of their own selection, by their id.
+_SELECTED: ContextVar[dict[int, Any]] = ContextVar("selected", default={})  # noqa: B039, never changed
+
 
 class Member(Model):
     """A model of a family, with a selection of its own."""
 
     @contextmanager
     def selected(self, selection: Any) -> Iterator[None]:
-        """Within this, the model's functions take ``selection`` instead of their own."""
-        own = self.__dict__["selection"]
-        self.__dict__["selection"] = selection
+        """Within this, the model's functions take ``selection`` instead of their own.
+
+        In this thread alone: another may be tracing the same functions.
+        """
+        token = _SELECTED.set({**_SELECTED.get(), id(self): selection})
         try:
             yield
         finally:
-            self.__dict__["selection"] = own
+            _SELECTED.reset(token)
+
+    @property
+    def chosen(self) -> Any:
+        """The selection that the model's functions take."""
+        return _SELECTED.get().get(id(self), self.__dict__["selection"])
 
 
 class ModelFamily(Sequence[Model]):
@@ -171,7 +182,7 @@ def _member(
         if function is None:
             return None
         inner = unjitted(function)
-        return lambda *arguments: inner(*arguments, box[0].__dict__["selection"])
+        return lambda *arguments: inner(*arguments, box[0].chosen)
 
     log_prior, log_likelihood, simulate, row_log_density = map(selecting, functions)
     member = Member(

@@ -11,8 +11,10 @@ from foldwise.sampling.run import Run
 from foldwise.sampling.sample import sample
 from foldwise.support.checks import check_count
 from foldwise.support.progress import Progress
+from foldwise.support.runtime import usual_errors
 
 
+@usual_errors()
 def extended(result: CVResult, draws: int, model: Model | None, progress: bool) -> CVResult:
     """The result after ``draws`` more draws of every chain.
 

@@ -98,16 +98,26 @@ def check_one_identity(infos: Sequence[Mapping[str, Any]]) -> None:
         _check_one_model(infos[0], info, k)
 
 
-def _check_one_model(first: Mapping[str, Any], info: Mapping[str, Any], k: int) -> None:
-    one, two = (np.asarray(each["identity"]["model"]) for each in (first, info))
+def different_values(one: np.ndarray, two: np.ndarray) -> tuple[str, float, float] | None:
+    """What differs first between two models' values, and the two values; None where nothing does.
+
+    To a tolerance: between machines the last digits differ.
+    """
     scale = np.maximum(np.abs(one), np.abs(two))
     scale[:, 1:] = scale[:, 3:]  # sums of rows may cancel: by the size of the rows
     differ = np.abs(one - two) > _RELATIVE * scale + _ABSOLUTE
     if not differ.any():
-        return
+        return None
     position, value = np.argwhere(differ)[0]
     what = "log prior" if value == 0 else "log likelihood of the rows"
-    was, now = one[position, value], two[position, value]
+    return what, float(one[position, value]), float(two[position, value])
+
+
+def _check_one_model(first: Mapping[str, Any], info: Mapping[str, Any], k: int) -> None:
+    differ = different_values(*(np.asarray(each["identity"]["model"]) for each in (first, info)))
+    if differ is None:
+        return
+    what, was, now = differ
     raise ValueError(
         "merged results must be of one model with the same data, but results 0 and "
         f"{k} are not: the {what} differs at the same position ({was:.6g} and {now:.6g}); run "

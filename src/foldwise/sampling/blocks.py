@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -202,7 +202,11 @@ class Sampler:
     def _start_from(self, log_steps: Float[np.ndarray, " pilot"]) -> None:
         """Set the folds' common starting step size: the median over the pilots."""
         step = float(np.exp(np.median(log_steps)))
-        self.step_size = float(f"{step:.3g}")  # rounded: the same bits in every grouping
+        self.start_at(float(f"{step:.3g}"))  # rounded: the same bits in every grouping
+
+    def start_at(self, step_size: float) -> None:
+        """Set the folds' common starting step size."""
+        self.step_size = step_size
         self.steps = _same_steps(self.step_size, len(self.position), self.precision)
 
     def _store(self, members: Int[np.ndarray, " fold"], state: BlockState) -> None:
@@ -330,16 +334,42 @@ def tune_together(samplers: Sequence[Sampler], guess: float) -> None:
             sampler._start_from(own)
 
 
+class Keeps(Protocol):
+    """Where blocks that are finished, or have come to the end of a segment, are kept."""
+
+    def restore(self, samplers: Sequence[Sampler], chosen: list[Members], last: int) -> list[Any]:
+        """Take up what is kept; returns which of the folds ``chosen`` remain."""
+
+    def begin(self, block: list[Any], first: int) -> tuple[int, list[int]]:
+        """Where a block goes on, and gradients of it so far."""
+
+    def due(self) -> bool:
+        """Whether it is time to keep a block that is not finished."""
+
+    def segment(self, block: list[Any], spent: list[int], first: int) -> None:
+        """Keep a block in the middle."""
+
+    def end(self, block: list[Any], spent: list[int], last: int) -> None:
+        """Note that a block is finished."""
+
+    def flush(self, last: int) -> None:
+        """Keep all blocks that are finished."""
+
+
 def run_together(
-    samplers: Sequence[Sampler], draws: int, again: Sequence[Members] | None = None
-) -> Iterator[tuple[Sampler, Members, Segment, int]]:
+    samplers: Sequence[Sampler],
+    draws: int,
+    again: Sequence[Members] | None = None,
+    keeps: Keeps | None = None,
+) -> Generator[tuple[Sampler, Members, Segment, int], None, None]:
     """Take every chain ``draws`` iterations further, after warm-up if it has not been done.
 
     With ``again``, positions of folds for each sampler: only these, warm-up and all their draws
     anew, from where their chains are.
 
     Yields, for each sampler of each block and segment, the positions of its folds in the block,
-    what was recorded of them, and the number of iterations, negative during warm-up.
+    what was recorded of them, and the number of iterations, negative during warm-up. ``keeps`` is
+    where blocks are kept; what it has already is not run again.
     """
     first = samplers[0].done if again is None else 0
     last = max(first, samplers[0].warmup) + draws
@@ -348,12 +378,19 @@ def run_together(
     if again is not None:
         for sampler, own in zip(samplers, again, strict=True):
             sampler.begin_again(own)
-    for group in _groups(samplers):
-        program = group[0].program.compile()
-        for pieces in _blocks(group, [members[id(sampler)] for sampler in group]):
-            yield from _run_block(program, pieces, first, last)
-        for sampler in group:
-            sampler.done = last
+    if keeps is not None:
+        left = keeps.restore(samplers, list(chosen), last)
+        members = {id(sampler): own for sampler, own in zip(samplers, left, strict=True)}
+    try:
+        for group in _groups(samplers):
+            program = group[0].program.compile()
+            for pieces in _blocks(group, [members[id(sampler)] for sampler in group]):
+                yield from _run_block(program, pieces, first, last, keeps)
+            for sampler in group:
+                sampler.done = last
+    finally:
+        if keeps is not None:
+            keeps.flush(last)
 
 
 def _blocks(group: list[Sampler], chosen: list[Members]) -> Iterator[list[tuple[Sampler, Members]]]:
@@ -370,8 +407,11 @@ def _run_block(
     pieces: list[tuple[Sampler, Members]],
     first: int,
     last: int,
+    keeps: Keeps | None,
 ) -> Iterator[tuple[Sampler, Members, Segment, int]]:
-    head = pieces[0][0]
+    head, spent = pieces[0][0], [0] * len(pieces)
+    if keeps is not None:
+        first, spent = keeps.begin(pieces, first)
     edges = np.cumsum([0, *(len(members) for _, members in pieces)])
     parts = [slice(*edge) for edge in pairwise(edges)]
     half, layout = head.warmup // 2, Layout(int(edges[-1]), head.program.size)
@@ -388,8 +428,8 @@ def _run_block(
         end = next(stop for stop in (half, head.warmup, last) if first < stop)
         count = min(SEGMENT, end - first)
         n_steps = [sampler._own_steps(members, first, count) for sampler, members in pieces]
-        for (sampler, _), steps in zip(pieces, n_steps, strict=True):
-            sampler.gradients += int(steps[:, :count].sum()) * sampler.position.shape[1]
+        for k, ((sampler, _), steps) in enumerate(zip(pieces, n_steps, strict=True)):
+            spent[k] += int(steps[:, :count].sum()) * sampler.position.shape[1]
         data = data._replace(n_steps=layout.fill(_joined(n_steps)))
         state, record = program((state, data), head._shared(layout.chunks, first, count))
         record = layout.pick(record)
@@ -402,9 +442,23 @@ def _run_block(
             own = jax.tree.map(lambda a, part=part: a[part], record)
             yield sampler, members, own, count if first >= head.warmup else -count
         first += count
-    state = layout.pick(state)
-    for (sampler, members), part in zip(pieces, parts, strict=True):
+        if keeps is not None and first < last and keeps.due():
+            _store_all(pieces, layout.pick(state))
+            keeps.segment(pieces, spent, first)
+    _store_all(pieces, layout.pick(state))
+    for (sampler, _), gradients in zip(pieces, spent, strict=True):
+        sampler.gradients += gradients
+    if keeps is not None:
+        keeps.end(pieces, spent, last)
+
+
+def _store_all(pieces: list[tuple[Sampler, Members]], state: BlockState) -> None:
+    """Give every sampler the state of its folds of a block."""
+    start = 0
+    for sampler, members in pieces:
+        part = slice(start, start + len(members))
         sampler._store(members, jax.tree.map(lambda a, part=part: a[part], state))
+        start += len(members)
 
 
 def _joined(trees: list[Any]) -> Any:

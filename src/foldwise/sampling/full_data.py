@@ -30,7 +30,7 @@ from foldwise.sampling.starts import far_apart, lost_chains, starting_points
 from foldwise.scores.diagnostics import DIVERGENT_LIMIT, by_parameter
 from foldwise.support.checks import check_count, resolve_seed
 from foldwise.support.progress import Progress
-from foldwise.support.runtime import import_meanwhile
+from foldwise.support.runtime import import_meanwhile, usual_errors
 
 # Times the draws asked for that a fit goes on for by itself, a power of 2.
 LONGEST = 8
@@ -40,6 +40,7 @@ _LEVEL_DRAWS = 50
 _CLIMBERS = 8
 
 
+@usual_errors()
 def fit(
     model: Model,
     chains: int = 4,

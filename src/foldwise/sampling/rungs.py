@@ -9,12 +9,15 @@ rung is the one that overlaps with the full data.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from foldwise.sampling.blocks import Sampler, Segment, run_together
+from foldwise.sampling.blocks import Members, Sampler, Segment, run_together
+from foldwise.sampling.kept import Places, keeper_of_blocks
 from foldwise.sampling.run import Run
 from foldwise.sampling.tuning import rung_metric
 from foldwise.scores.bridge import effective
@@ -165,6 +168,18 @@ class _Party:
         self.acceptance[block] += record.acceptance / self.scores.shape[2]
         self.done[block] += joint.shape[2]
 
+    def places(self, members: Members) -> Places:
+        """What is recorded of climbers, beside the state of their chains."""
+        for name in ("scores", "acceptance", "done"):
+            yield name, getattr(self, name), members
+
+    def more(self, members: Members) -> dict[str, Any]:
+        """Nothing else is to be kept of them."""
+        return {}
+
+    def put_more(self, members: Members, kept: dict[str, Any]) -> None:
+        """There is nothing else."""
+
     def go_on(self) -> None:
         """Let the climbers go up where the rung overlaps with the one they are at."""
         run, sampler = self.climbers[0].run, self.sampler
@@ -191,8 +206,10 @@ def _sample_rungs(climbers: list[_Climber], number: int) -> None:
         by_run.setdefault(id(climber.run), []).append(climber)
     parties = [_Party.of(group, draws, number) for group in by_run.values()]
     owner = {id(party.sampler): party for party in parties}
-    for sampler, block, record, count in run_together([p.sampler for p in parties], draws):
-        if count > 0:
-            owner[id(sampler)].record(block, record)
+    keeps = keeper_of_blocks("rung", parties)
+    with closing(run_together([p.sampler for p in parties], draws, None, keeps)) as segments:
+        for sampler, block, record, count in segments:
+            if count > 0:
+                owner[id(sampler)].record(block, record)
     for party in parties:
         party.go_on()

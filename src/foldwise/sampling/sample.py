@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 from jaxtyping import Int
@@ -11,6 +12,7 @@ from jaxtyping import Int
 from foldwise.sampling.blocks import (
     run_together,
 )
+from foldwise.sampling.kept import RunRecorder, keeper_of_blocks
 from foldwise.sampling.run import Run
 from foldwise.sampling.rungs import climb
 from foldwise.scores.recording import make_room
@@ -62,11 +64,14 @@ def _advance(
     chosen = again or [run.folds.index for run in runs]
     warmup = head.settings.warmup if again else max(head.settings.warmup - head.sampler.done, 0)
     bar.start(title, sum(len(members) for members in chosen) * (warmup + draws))
-    samplers = [run.sampler for run in runs]
-    for sampler, members, record, count in run_together(samplers, draws, again):
-        if count > 0:
-            owner[id(sampler)].record(members, record)
-        bar.advance(len(members) * abs(count))
+    samplers, begun = [run.sampler for run in runs], 0 if again else head.evidence.standing.draws
+    recorders = [RunRecorder(run, begun) for run in runs]
+    keeps = keeper_of_blocks("folds", recorders, lambda n: bar.advance(n * (warmup + draws)))
+    with closing(run_together(samplers, draws, again, keeps)) as segments:
+        for sampler, members, record, count in segments:
+            if count > 0:
+                owner[id(sampler)].record(members, record)
+            bar.advance(len(members) * abs(count))
     for run in runs:
         run.evidence.measure()
 

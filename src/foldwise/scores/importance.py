@@ -13,7 +13,8 @@ of A is added and half of that of B taken away.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,9 @@ from foldwise.scores.weighing import (
     predictions,
     weighed,
 )
+from foldwise.support.keeping import Keeper, keeper
 
+_NO_DRAWS = FullSample(np.zeros((0, 0)), 1, 1)
 # Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each).
 _VALUES = 2**25
 # The same of what is smoothed at once, in several arrays that should stay in the cache.
@@ -128,8 +131,9 @@ def by_importance(
     impossible = _impossible_rows(model, draws)
     held = emit.by_row + arrays_held(emit)
     sizes = 1 + (held * folds.n_test if held else np.zeros(len(folds), np.int64))
-    parts = []
-    for piece in in_pieces(sizes, _VALUES // len(positions)):
+
+    def scored(piece: Int[np.ndarray, " fold"]) -> list[Importance]:
+        """Records of some folds, block by block, without the draws, which all share."""
         some = folds[piece]
         needs = needs_of(structure, some, emit.by_row)
         values = Values(model, structure, needs, positions)
@@ -139,11 +143,17 @@ def by_importance(
         if arrays_held(emit):
             given = predictions(model, emit, classes, some, draws, seed)
             found = found._replace(predictions=given)
-        for block in in_pieces(sizes[piece], _BLOCK_VALUES // len(positions)):
-            parts.append(
-                _block(found.of(block, some), some[block], draws, structure, scores, everything)
-            )
-    return _joined(parts)
+        blocks = in_pieces(sizes[piece], _BLOCK_VALUES // len(positions))
+        records = (
+            _block(found.of(block, some), some[block], draws, structure, scores, everything)
+            for block in blocks
+        )
+        return [replace(record, draws=_NO_DRAWS) for record in records]
+
+    parts, keeps = list[Importance](), keeper() if excess is None else Keeper()
+    for piece in in_pieces(sizes, _VALUES // len(positions)):
+        parts += keeps.made("weights", partial(scored, piece))
+    return replace(_joined(parts), draws=draws)
 
 
 class _Evaluated(NamedTuple):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from inspect import getsource
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,10 +20,12 @@ import numpy as np
 from jaxtyping import Array
 
 import foldwise as fw
+from foldwise.results.checkpoints import kept_fit
 from foldwise.results.text import WIDTH
 from foldwise.results.verdict import standing
 from foldwise.studies.outcome import Outcome
 from foldwise.studies.output import figures
+from foldwise.studies.resuming import of_model
 from foldwise.support.runtime import seconds_compiling
 from foldwise.support.words import duration
 
@@ -51,6 +55,7 @@ class Options:
     target_mcse: float | None = None
     progress: bool = True
     method: str | None = None
+    checkpoint: Path | None = None
     finished: Callable[[dict[str, fw.CVResult]], None] | None = field(default=None, compare=False)
 
     def said(self) -> dict[str, Any]:
@@ -116,13 +121,11 @@ def conduct(
     results, fits, compiling = {}, {}, {}
     for k, (label, model) in enumerate(models.items()):
         seed, waited = seed_of(options.seed, k), seconds_compiling()
-        fits[label] = fw.fit(
-            model,
-            draws=plan.fit_draws,
-            warmup=plan.fit_warmup,
-            seed=seed,
-            progress=options.progress,
-        )
+        place = of_model(options.checkpoint, [*models], label)
+        lengths = {"draws": plan.fit_draws, "warmup": plan.fit_warmup, "seed": seed}
+        made = partial(fw.fit, model, **lengths, progress=options.progress)
+        beside = place and place.with_name(f"{place.name}.fit")
+        fits[label] = kept_fit(beside, model, made, **lengths)
         compiling[label] = seconds_compiling() - waited
         results[label] = fw.cross_validate(
             model,
@@ -138,6 +141,7 @@ def conduct(
             method=plan.method,
             seed=seed,
             progress=options.progress,
+            checkpoint=place,
         )
         if options.finished is not None:
             options.finished(results)

@@ -11,9 +11,7 @@ import argparse
 import importlib.util
 import os
 import shlex
-import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +28,9 @@ import foldwise as fw
 from foldwise import studies
 from foldwise.crossval import MEMORIES, METHODS
 from foldwise.results.colour import coloured
-from foldwise.studies import output
+from foldwise.studies import output, resuming
 from foldwise.support.checks import resolve_seed
+from foldwise.support.signals import Terminated, ended_by_terminate
 
 # Called with the results so far whenever a model is done; and what does the work of a command.
 Finished = Callable[[dict[str, fw.CVResult]], None]
@@ -64,21 +63,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    given = sys.argv[1:] if arguments is None else arguments
-    options.said = shlex.join(["foldwise", *given])
+    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options.said = shlex.join(["foldwise", *options.arguments])
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
     file = getattr(options, "file", None)
     own = file and file.resolve().parent  # before the user's file may change folders
     try:
-        with _warnings_in_a_line(), _ended_by_terminate():
+        with _warnings_in_a_line(), ended_by_terminate():
             options.command(options)
             sys.stdout.flush()
     except KeyboardInterrupt as stop:
         by = "SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C"
-        left = "; ".join(getattr(stop, "__notes__", ["nothing was written"]))
-        print(f"foldwise: stopped by {by}; {left}", file=sys.stderr)
+        left = [*getattr(stop, "__notes__", ["nothing was written"]), *_how_to_go_on(options)]
+        print(f"foldwise: stopped by {by}; {'; '.join(left)}", file=sys.stderr)
         return 143 if isinstance(stop, Terminated) else 130
     except BrokenPipeError:  # the reader of our output has gone, as in "foldwise show DIR | head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -87,30 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = _message(error, own)
         if message is None or os.environ.get("FOLDWISE_DEBUG", "0") not in ("", "0"):
             raise
-        print("\n".join([message, *getattr(error, "__notes__", [])]), file=sys.stderr)
+        left = [message, *getattr(error, "__notes__", []), *_how_to_go_on(options)]
+        print("\n".join(left), file=sys.stderr)
         return 1
     return 0
 
 
-class Terminated(KeyboardInterrupt):
-    """Asked to end by SIGTERM, as batch systems do."""
-
-
-@contextmanager
-def _ended_by_terminate() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: what is finished is kept, and it is said where."""
-
-    def stop(*_: Any) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _how_to_go_on(options: argparse.Namespace) -> list[str]:
+    """How to take up a command that ended early, where it has begun to keep what it does."""
+    folder = getattr(options, "checkpoint", None)
+    if folder is None or not any(folder.glob("*/")):
+        return []
+    return [f"foldwise resume {folder} goes on from there"]
 
 
 # ---------------------------------------------------------------- commands
@@ -137,6 +124,7 @@ def _study(options: argparse.Namespace) -> None:
         memory=options.memory,
         method=options.method,
         progress=options.progress,
+        checkpoint=options.checkpoint,
         **{key: getattr(options, key) for key in _SAMPLING},
     )
     _conduct(options, _studied(options.name, chosen))
@@ -163,9 +151,11 @@ def _run(options: argparse.Namespace) -> None:
         for key in (*_SAMPLING, "memory", "method", "seed"):
             if getattr(options, key) is not None:
                 settings[key] = getattr(options, key)
-        settings["seed"] = resolve_seed(settings.get("seed"))
+        settings["seed"] = resolve_seed(settings.get("seed", options.seed_before))
+        if options.checkpoint:
+            resuming.note_seed(options.checkpoint, settings["seed"])
         settings["progress"] = options.progress
-        outcome = _cross_validated(file.stem, models, folds, settings, finished)
+        outcome = _cross_validated(file.stem, models, folds, settings, finished, options.checkpoint)
         outcome.source = file.read_text(encoding="utf-8", errors="replace")
         return outcome, {key: value for key, value in settings.items() if key != "fit"}
 
@@ -180,6 +170,18 @@ def _say(outcome: studies.Outcome) -> None:
     from rich.console import Console
 
     Console(highlight=False, soft_wrap=True).print(coloured(str(outcome)))
+
+
+def _resume(options: argparse.Namespace) -> None:
+    folder = options.folder.resolve()
+    command = resuming.read(folder)
+    print(f"foldwise {' '.join(command['arguments'])}", file=sys.stderr)
+    print(resuming.finished(folder), file=sys.stderr)
+    os.chdir(command["folder"])
+    again = _parser().parse_args(command["arguments"])
+    again.arguments, again.checkpoint, again.overwrite = command["arguments"], folder, True
+    options.checkpoint = folder
+    again.command(again)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -205,6 +207,9 @@ def _conduct(options: argparse.Namespace, run: Run) -> None:
     """
     place = output.new_folder(options.out, options.overwrite) if options.out else nullcontext()
     with place as folder:
+        checkpoint = getattr(options, "checkpoint", None)
+        if checkpoint is not None:
+            options.seed_before = resuming.begin(checkpoint, options.arguments, options.seed)
         with redirect_stdout(sys.stderr):
             outcome, settings = run(partial(output.keep, folder=folder) if folder else _ignore)
             settings = {**settings, "command": options.said}
@@ -318,14 +323,18 @@ def _cross_validated(
     folds: Any,
     settings: dict[str, Any],
     finished: Finished,
+    checkpoint: Path | None,
 ) -> studies.Outcome:
     """Results and comparison of the user's models, each with a seed of its own."""
     if isinstance(models, fw.ModelFamily):
-        results = fw.cross_validate(models, folds, **settings)
+        kept = {"checkpoint": checkpoint / "family"} if checkpoint else {}
+        results = fw.cross_validate(models, folds, **settings | kept)
     else:
         results = {}
         for k, (label, model) in enumerate(models.items()):
-            own = {**settings, "seed": settings["seed"] + k}
+            place = resuming.of_model(checkpoint, [*models], label)
+            kept = {"checkpoint": place} if place else {}
+            own = {**settings, **kept, "seed": settings["seed"] + k}
             results[label] = fw.cross_validate(model, folds, **own)
             finished(results)
     comparison = fw.compare(results) if len(results) > 1 else None
@@ -395,11 +404,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"foldwise {fw.__version__}")
-    parser.set_defaults(command=None)
+    parser.set_defaults(command=None, seed_before=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_study(commands)
     _add_run(commands)
+    _add_resume(commands)
     _add_show(commands)
     _add_plot(commands)
     _add_report(commands)
@@ -461,6 +471,17 @@ def _add_run(commands: Commands) -> None:
     own.add_argument("file", metavar="FILE.py", type=Path, help="defines models and folds")
     _add_sampling(own, "the file's, or a new one")
     _add_output(own)
+
+
+def _add_resume(commands: Commands) -> None:
+    resume = _add(
+        commands,
+        "resume",
+        _resume,
+        "Go on with a command that was given --checkpoint and has ended early",
+        "examples:\n  foldwise study radon --checkpoint kept --out results\n  foldwise resume kept",
+    )
+    resume.add_argument("folder", metavar="DIR", type=Path, help="what --checkpoint named")
 
 
 def _add_show(commands: Commands) -> None:
@@ -527,6 +548,12 @@ def _add_sampling(command: argparse.ArgumentParser, seed: str) -> None:
     group.add_argument("--chains", type=_count(2), metavar="N", help="chains per fold")
     group.add_argument("--draws", type=_count(1), metavar="N", help="draws kept from each chain")
     group.add_argument("--warmup", type=_count(10), metavar="N", help="iterations before them")
+    group.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="keep all that is finished in this folder; foldwise resume DIR goes on from there",
+    )
     group.add_argument(
         "--target-mcse",
         type=_positive,

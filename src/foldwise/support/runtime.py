@@ -3,17 +3,21 @@
 The number of CPU devices and the compilation cache belong to the whole process and are fixed once
 JAX's backend has started. :func:`configure`, called when foldwise is imported, sets them only if
 nobody else has and it is not too late; the environment variables ``FOLDWISE_DEVICES`` (a number of
-CPU devices) and ``FOLDWISE_CACHE`` (a folder, or ``off``) override it. If the backend already runs
-with one device, work is spread over threads instead, which is slower (``bench/engine.py``).
+CPU devices) and ``FOLDWISE_CACHE`` (a folder, or ``off``) override it. Compiled programs hold the
+data that models close over, so the cache is a folder that only its user may read. If the backend
+already runs with one device, work is spread over threads instead, which is slower
+(``bench/engine.py``).
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +32,12 @@ import numpy as np
 _CACHE_MIN_COMPILE_SECONDS = 0.2
 
 
+# CPU devices that any machine may have, for tests; more only where there are cores for them.
+_MOST_DEVICES = 64
+# Seconds within which a program of the cache may still be being written by another process.
+_BEING_WRITTEN = 60.0
+# Whether this process was forked after JAX had started.
+_FORKED = False
 # Limits of memory that containers have, and what of it is in use, by version of Linux's groups.
 _CONTAINER = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -62,6 +72,15 @@ def free_memory() -> int | None:
     return min(found) if found else None
 
 
+def _note_fork() -> None:
+    global _FORKED
+    _FORKED = _FORKED or backend_started()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
 def backend_started() -> bool:
     """Whether JAX's devices have been created, after which their number is fixed."""
     from jax._src import xla_bridge  # no public way to ask without starting the backend
@@ -70,10 +89,17 @@ def backend_started() -> bool:
 
 
 def cache_dir() -> Path | None:
-    """Folder of the compilation cache, None when switched off by ``FOLDWISE_CACHE=off``."""
+    """Folder of the compilation cache; None: switched off by ``FOLDWISE_CACHE=off``, or no home."""
     setting = os.environ.get("FOLDWISE_CACHE", "")
     if setting.lower() in ("off", "0", "none"):
         return None
+    try:
+        return _chosen_cache(setting)
+    except RuntimeError:  # a user whom the system does not know, and no HOME
+        return None
+
+
+def _chosen_cache(setting: str) -> Path:
     if setting:
         return Path(setting).expanduser()
     if sys.platform == "win32":
@@ -93,8 +119,45 @@ def configure() -> None:
         jax.config.update("jax_num_cpu_devices", _requested_devices())
     folder = cache_dir()
     if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
+        _make_private(folder)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _CACHE_MIN_COMPILE_SECONDS)
+
+
+def _make_private(folder: Path) -> None:
+    """Let nobody else read the programs: they hold the data that models close over."""
+    with suppress(OSError):  # JAX says what is wrong with it
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+            folder.chmod(0o700)
+
+
+@lru_cache(maxsize=1)
+def _drop_short_entries() -> None:
+    """Remove programs of the cache that were cut short, which JAX would warn about for ever.
+
+    It does not write them as a whole, so a process that was killed leaves part of one. Only those
+    are looked at that are newer than the last look.
+    """
+    from jax._src.compilation_cache import decompress_executable  # what JAX reads them with
+
+    folder = cache_dir()
+    if folder is None or not folder.is_dir():
+        return
+    looked, now = folder / ".foldwise-looked", time.time()
+    with suppress(OSError):
+        since = looked.stat().st_mtime if looked.exists() else 0.0
+        for entry in folder.glob("*-cache"):
+            written = entry.stat().st_mtime
+            if not since - _BEING_WRITTEN <= written <= now - _BEING_WRITTEN:
+                continue
+            try:
+                decompress_executable(entry.read_bytes())
+            except OSError:
+                continue
+            except Exception:
+                entry.unlink()
+        looked.touch()
 
 
 def _requested_devices() -> int:
@@ -103,6 +166,12 @@ def _requested_devices() -> int:
         return cores()
     if not setting.isdigit() or int(setting) < 1:
         raise ValueError(f"FOLDWISE_DEVICES must be a whole number of at least 1, got {setting!r}")
+    most = max(_MOST_DEVICES, 4 * cores())
+    if int(setting) > most:
+        raise ValueError(
+            f"FOLDWISE_DEVICES must be at most {most} on this machine, which has {cores()} cores, "
+            f"got {setting}; each device has threads and memory of its own"
+        )
     return int(setting)
 
 
@@ -115,10 +184,39 @@ def lanes() -> int:
 
 
 def precision_context(precision: str) -> Any:
-    """Context in which JAX computes in ``precision``; thread-local, so enter it in each thread."""
+    """Context in which JAX computes in ``precision``; thread-local, so enter it in each thread.
+
+    Programs are compiled in it, and keys are threefry's, whatever the caller has chosen.
+    """
     if precision not in ("float64", "float32"):
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
-    return jax.enable_x64(precision == "float64")
+    if _FORKED:
+        raise RuntimeError(
+            "JAX must not have started before a process is forked, but it had: its threads are not "
+            "in this process, and it would wait for them for ever; start processes with "
+            'multiprocessing.get_context("spawn"), ProcessPoolExecutor(mp_context=that), or before '
+            "anything is fitted"
+        )
+    return _numbers(precision == "float64")
+
+
+@contextmanager
+def _numbers(double: bool) -> Iterator[None]:
+    """What JAX must do here, whatever the caller has set for the whole process."""
+    with (
+        jax.enable_x64(double),
+        jax.disable_jit(False),
+        jax.default_prng_impl("threefry2x32"),
+    ):
+        yield
+
+
+def usual_errors() -> Any:
+    """NumPy's own way with overflow and division by zero, whatever the caller has set.
+
+    Densities of zero are no mistake: what comes of them becomes the status of a fold.
+    """
+    return np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
 
 
 def forget_constants() -> None:
@@ -192,6 +290,7 @@ class Program:
             self._one_by_one = self.lanes > 1 and "lapack_" in lowered.as_text()
             if self._one_by_one and self.devices > 1:
                 lowered = jax.jit(function).lower(one_lane, shared)
+        _background().submit(_drop_short_entries)
         self._compiling = _background().submit(self._compile, lowered)
         _WAITED[0] += time.perf_counter() - began
 
