@@ -53,14 +53,14 @@ def by_size(fw, model, folds, fit, executor):
     """Folds, seconds in a worker, and seconds at the centre of pieces; bytes of a fold."""
     from foldwise.sampling import elsewhere
 
-    rows, work = [], elsewhere.run_elsewhere
+    rows = []
     for size in (4, 16, 64, 128):
-        some, began = folds[:size], time.perf_counter()
+        some = folds[:size]
         elsewhere.PIECES_EACH = 1
         kept = elsewhere.Workers.of
         elsewhere.Workers.of = classmethod(lambda cls, e: cls(e, 1))
         for _ in range(2):  # the first compiles
-            began, used = time.perf_counter(), time.process_time()
+            used = time.process_time()
             result = fw.cross_validate(
                 model, some, fit, executor=executor, method="mcmc", seed=1, progress=False
             )
@@ -73,7 +73,7 @@ def by_size(fw, model, folds, fit, executor):
     run = result.run
     watched = run.evidence.pace.watch.centre.shape[1]
     record = np.zeros((1, run.settings.chains, 100, 1 + watched))
-    return np.array(rows), len(pickle.dumps(record)), work
+    return np.array(rows), len(pickle.dumps(record))
 
 
 def simulated(folds, workers, of_piece, fixed, each, centre):
@@ -107,12 +107,12 @@ def main() -> None:
             f"{there:.2f} s, ratio {there / here:.2f} (at most {MOST_RATIO})",
             flush=True,
         )
-        rows, size, _ = by_size(*parts, executor)
+        rows, size = by_size(*parts, executor)
     slope, fixed = np.polyfit(rows[:, 0], rows[:, 1], 1)
     centre = max(np.polyfit(rows[:, 0], rows[:, 2], 1)[0], 0.0)
     print(
-        f"a piece takes {fixed:.2f} s and {slope * 1e3:.1f} ms a fold; the centre {centre * 1e3:.2f} "
-        f"ms a fold; {size / 1e3:.0f} kB come back of each"
+        f"a piece takes {fixed:.2f} s and {slope * 1e3:.1f} ms a fold; the centre "
+        f"{centre * 1e3:.2f} ms a fold; {size / 1e3:.0f} kB come back of each"
     )
     for workers in (10, 100, 1000):
         for of_piece in (64, 512):

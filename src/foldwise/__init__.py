@@ -29,6 +29,8 @@ from foldwise.support.runtime import configure
 if TYPE_CHECKING:
     from foldwise.results.figures import (
         plot_chains,
+        plot_compare,
+        plot_diagnostics,
         plot_difference,
         plot_errors,
         plot_ess,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         plot_progress,
         plot_rhat,
         plot_rhat_max,
+        plot_scheme,
         save_figures,
     )
 
@@ -68,6 +71,8 @@ __all__ = [
     "merge",
     "model_family",
     "plot_chains",
+    "plot_compare",
+    "plot_diagnostics",
     "plot_difference",
     "plot_errors",
     "plot_ess",
@@ -77,6 +82,7 @@ __all__ = [
     "plot_progress",
     "plot_rhat",
     "plot_rhat_max",
+    "plot_scheme",
     "save_figures",
     "spatial_block",
     "stratified_k_fold",

@@ -11,8 +11,8 @@ from problems import by_chains
 import foldwise as fw
 from foldwise.results import figures_chains
 from foldwise.results.axes import Picture
+from foldwise.results.calibration import uniform_band
 from foldwise.results.extend import extend
-from foldwise.results.figures_calibration import uniform_band
 from foldwise.results.figures_folds import _K_WINDOW
 from foldwise.results.replay import first_draws
 from foldwise.results.summary import summarise
@@ -377,3 +377,91 @@ def test_importing_foldwise_leaves_matplotlib_alone():
     with pytest.raises(AttributeError, match="plot_nothing"):
         _ = fw.plot_nothing
     assert issubclass(Picture, Figure)
+
+
+# ---------------------------------------------------------------- comparisons and diagnostics
+
+
+def test_compare_draws_differences_with_both_errors(pair):
+    found = fw.compare(pair)
+    figure = fw.plot_compare(found)
+    axes = figure.axes[0]
+    thin, thick = (c.get_segments()[0][:, 0] for c in axes.collections[:2])
+    row = found.table.iloc[1]
+    half = [2 * row["error_diff"], 2 * row["mcse_diff"]]
+    for segment, size in zip((thin, thick), half, strict=True):
+        np.testing.assert_allclose(segment, row["elpd_diff"] + np.array([-size, size]))
+    assert data(axes.lines[0])[0].tolist() == [0.0, 0.0]  # the line of zero
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(found.table.index)
+    text = " ".join(title(figure).split())
+    assert found.verdict.headline in text and f"MCSE {error(found.mcse)}" in text
+    assert title(fw.plot_compare(dict(zip("ab", pair, strict=True)))) != ""
+
+
+def error(value):
+    from foldwise.results.numbers import error_text
+
+    return error_text(value)
+
+
+def test_compare_wraps_names(pair):
+    long = "a model with " + "very " * 30 + "many words"
+    figure = fw.plot_compare({long: pair[0], "b": pair[1]})
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    lines = max(labels, key=len).split("\n")
+    assert len(lines) == 3 and max(map(len, lines)) <= 24 and lines[-1].endswith("…")
+    assert all(len(line) < 110 for line in figure.get_suptitle().split("\n"))
+
+
+def test_diagnostics_of_folds_with_chains(pair, online):
+    for result in (pair[0], online):
+        figure = fw.plot_diagnostics(result)
+        table = result.folds
+        labels = [ax.get_ylabel() for ax in figure.axes]
+        bridged = (table["estimator"].values == "bridge").all()
+        first = "overlap,\ndraws" if bridged else "Pareto k\nof densities"
+        assert labels == [first, "R-hat", "effective\ndraws"]
+        values = [c.get_offsets()[:, 1] for c in figure.axes[1].collections]
+        np.testing.assert_allclose(np.concatenate(values), table["rhat"])
+        assert result.info["model"] in title(figure)
+        assert title(figure).startswith(f"{result.info['model']}: no fold of")
+
+
+def test_diagnostics_name_flagged_folds(pair):
+    table = pair[0].folds.copy(deep=True)
+    table["status"] = table["status"].astype(object)
+    table["status"][3] = "poor overlap"
+    main = next(iter(pair[0].scores))
+    scores = {main: replace(pair[0].score(main), folds=table)}
+    figure = fw.plot_diagnostics(replace(pair[0], scores=scores))
+    assert "1 of 8 folds flagged: poor overlap 1" in title(figure)
+    assert "group d" in [text.get_text() for text in figure.axes[0].texts]
+    fine, flagged = (c.get_offsets() for c in figure.axes[0].collections)
+    assert len(fine) == 7 and flagged[:, 0].tolist() == [4.0]
+
+
+def test_diagnostics_of_folds_by_weights(prepared, seed):
+    problem, model, fit = prepared("regression")
+    result = fw.cross_validate(model, problem.folds, fit, seed=seed, progress=False)
+    assert (result.folds["method"].values == "importance").all()
+    figure = fw.plot_diagnostics(result)
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert labels == ["Pareto k\nof weights", "effective\ndraws"]
+
+
+@pytest.mark.parametrize(
+    "power, words",
+    [(0.3, "too narrow"), (9.0, "too wide"), (1.0, "stays inside"), (0.0, "too low")],
+)
+def test_pit_that_leaves_its_band_is_marked(pair, power, words):
+    result = replace(pair[1])
+    count = result.calibration.sizes["test_row"]
+    even = (np.arange(count) + 0.5) / count
+    low = np.where(even < 0.5, 0.5 * (2 * even) ** (1 / power if power else 1), 0.0)
+    pit = np.where(even < 0.5, low, 1 - low[::-1]) if power else 0.5 + even / 2
+    result.calibration = result.calibration.copy(deep=True)
+    result.calibration["below"].values[:], result.calibration["equal"].values[:] = pit, 0.0
+    figure = fw.plot_pit(result)
+    assert words in title(figure)
+    red = figure.axes[1].lines[2].get_ydata()
+    assert np.isfinite(red).any() == (words != "stays inside")

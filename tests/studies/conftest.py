@@ -51,7 +51,7 @@ def saved(tmp_path_factory):
     """Folder and printed report of a real run of two models."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        fake_plots(patch)
+        fake_plots(patch, page=True)
         printed = run_family(folder, "--out", str(folder / "new" / "results"))
     return folder / "new" / "results", printed
 
@@ -61,9 +61,14 @@ def results(saved):
     return output.read(saved[0]).results
 
 
-def fake_plots(monkeypatch) -> list:
-    """Stands in for foldwise.results.figures; a figure is a record of what would be drawn."""
+def fake_plots(monkeypatch, page: bool = False) -> list:
+    """Stands in for foldwise.results.figures; a figure is a record of what would be drawn.
+
+    ``page``: the report to mail is written, which takes seconds.
+    """
     drawn = []
+    if not page:
+        monkeypatch.setattr(output, "write_page", lambda outcome, report, file: None)
 
     def plot(name):
         return lambda *of: drawn.append((name, len(of))) or name
@@ -73,10 +78,10 @@ def fake_plots(monkeypatch) -> list:
         for stem, figure in figures.items():
             (Path(folder) / f"{stem}.png").write_text(figure())
 
-    names = ("progress", "errors", "difference", "probability", "ess", "rhat", "rhat_max")
+    names = ("progress", "errors", "difference", "probability", "compare", "rhat_max")
     module = SimpleNamespace(
         save_figures=save_figures,
-        **{f"plot_{name}": plot(name) for name in (*names, "pareto_k", "pit", "chains")},
+        **{f"plot_{name}": plot(name) for name in (*names, "diagnostics", "pit", "chains")},
     )
     monkeypatch.setitem(sys.modules, "foldwise.results.figures", module)
     monkeypatch.setattr(results_room, "figures", module, raising=False)

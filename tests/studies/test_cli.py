@@ -31,15 +31,23 @@ def test_run_prints_and_writes(saved):
     assert (folder / "report.txt").read_text() == printed
     assert sorted(os.listdir(folder)) == [
         "figures",
+        "report.html",
         "report.json",
         "report.txt",
         "with_x.nc",
         "x_without.nc",
     ]
     assert os.listdir(folder.parent) == ["results"]
+    page = (folder / "report.html").read_text()
+    assert "with x predicts better than x/without" in page and "fw.model_family(" in page
+    assert "foldwise run" in page and "--seed 5" in page
     drawn = {file.stem for file in (folder / "figures").iterdir()}
     assert {"progress", "errors", "difference", "probability"} <= drawn
-    assert {"ess_with_x", "rhat_max_x_without"} <= drawn and "pit_with_x" not in drawn
+    assert {
+        "compare",
+        "diagnostics_with_x",
+        "rhat_max_x_without",
+    } <= drawn and "pit_with_x" not in drawn
 
 
 def run_file(tmp_path, text) -> str:
@@ -397,11 +405,12 @@ def test_plot_draws_into_a_new_folder(saved, plots, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path / "figures")) == sorted(
         Path(line).name for line in printed if line
     )
-    assert ("progress", 2) in plots and ("probability", 2) in plots and ("ess", 1) in plots
+    assert ("progress", 2) in plots and ("probability", 2) in plots
+    assert ("diagnostics", 1) in plots and plots[0] == ("compare", 1)
     assert "must be new or empty" in fails(capsys, "plot", str(saved[0]))  # the run's own figures
     single = str(tmp_path / "one")
     assert cli.main(["plot", str(saved[0] / "with_x.nc"), "--out", single]) == 0
-    assert plots[-5:] == [(n, 1) for n in ("ess", "rhat", "rhat_max", "pareto_k")] + [("chains", 2)]
+    assert plots[-3:] == [("diagnostics", 1), ("rhat_max", 1), ("chains", 2)]
     assert ("progress", 1) in plots
 
 
@@ -409,7 +418,7 @@ def test_every_figure_can_be_drawn(saved, tmp_path, capsys):
     assert cli.main(["plot", str(saved[0]), "--out", str(tmp_path / "figures")]) == 0
     captured = capsys.readouterr()
     drawn = [Path(line) for line in captured.out.splitlines()]
-    assert captured.err == "" and len(drawn) == 14
+    assert captured.err == "" and len(drawn) == 11
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
 
 
@@ -452,6 +461,7 @@ def test_signals_leave_one_line_and_nothing_else(tmp_path, number, code, by):
     waiting = "lambda *_, **__: (print('ready', flush=True), time.sleep(60))"
     file = run_file(tmp_path, f"{TWO}settings = {{}}\nimport time\nfw.cross_validate = {waiting}\n")
     with command("run", file, "--out", str(tmp_path / "out")) as started:
+        assert started.stderr.readline() == f"foldwise: reading {file}\n"
         assert started.stderr.readline() == "ready\n"  # what a run prints goes there
         assert "out" in os.listdir(tmp_path)
         started.send_signal(number)

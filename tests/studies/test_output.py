@@ -250,9 +250,8 @@ def test_plot_of_many_is_of_the_best_against_each(results):
 def test_figures_of_running_sums_need_no_draws(results):
     a, b = (fw.CVResult(r.scores, r.mixing, r.test, r.info, None) for r in results.values())
     assert list(output.figures({"a": a, "b": b})) == [
+        "compare",
         "difference",
-        "ess_a",
-        "pareto_k_a",
-        "ess_b",
-        "pareto_k_b",
+        "diagnostics_a",
+        "diagnostics_b",
     ]

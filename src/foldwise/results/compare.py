@@ -34,6 +34,9 @@ from foldwise.scores.rules import LOG_SCORES, column, find_rule
 from foldwise.support.words import counted
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     import pandas as pd
     import xarray as xr
 
@@ -218,6 +221,16 @@ class Comparison:
         return methods.comparison_text(self)
 
     __repr__ = __str__
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a report on the comparison and its models, one HTML file that needs no other."""
+        return methods.comparison_report(self, path)
+
+    def _repr_html_(self) -> str:
+        return methods.comparison_html(self)
+
+    def __rich__(self) -> Any:
+        return methods.coloured(str(self))
 
 
 def compare(

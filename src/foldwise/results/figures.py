@@ -16,12 +16,17 @@ from matplotlib.figure import Figure
 from foldwise.results.axes import png
 from foldwise.results.figures_calibration import plot_pit
 from foldwise.results.figures_chains import plot_chains, plot_rhat, plot_rhat_max
+from foldwise.results.figures_compare import plot_compare
+from foldwise.results.figures_diagnostics import plot_diagnostics
 from foldwise.results.figures_folds import plot_difference, plot_ess, plot_pareto_k
 from foldwise.results.figures_iterations import plot_errors, plot_probability, plot_progress
+from foldwise.results.figures_scheme import plot_scheme
 from foldwise.support.writer import whole_file
 
 __all__ = [
     "plot_chains",
+    "plot_compare",
+    "plot_diagnostics",
     "plot_difference",
     "plot_errors",
     "plot_ess",
@@ -31,6 +36,7 @@ __all__ = [
     "plot_progress",
     "plot_rhat",
     "plot_rhat_max",
+    "plot_scheme",
     "save_figures",
 ]
 

@@ -27,7 +27,7 @@ from foldwise.results.axes import (
     styled_figure,
     title,
 )
-from foldwise.results.captions import not_drawn, short
+from foldwise.results.captions import model_name, not_drawn, short
 from foldwise.results.drawable import check_results, stored_draws
 from foldwise.results.result import CVResult
 from foldwise.results.weighted import chains_alone
@@ -86,8 +86,8 @@ def plot_rhat(result: CVResult) -> Figure:
         over = int((result.mixing.rhat > limit).sum())
         title(
             figure,
-            f"{over} of {len(values)} folds above the limit after {lengths[-1]:,} iterations"
-            f"{not_drawn(values[:, -1])}",
+            f"{model_name(result)}: {over} of {len(values)} folds above the limit after "
+            f"{lengths[-1]:,} iterations{not_drawn(values[:, -1])}",
         )
     return figure
 
@@ -136,7 +136,8 @@ def plot_rhat_max(result: CVResult) -> Figure:
         ax.set_ylabel("R-hat-max over folds")
         title(
             figure,
-            "mark: R-hat-max; grey: what it would be if all chains had mixed",
+            f"{model_name(result)}: R-hat-max (mark) against what it would be if all chains had "
+            "mixed (grey)",
             "above: share of the grey at or over the mark",
         )
     return figure
@@ -233,7 +234,7 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
         note = f"; {bad:,} of {series.size:,} draws not finite" if bad else ""
         title(
             figure,
-            f"log score by chain in fold {short(names[k], 30)}",
+            f"{model_name(result)}: log score by chain in fold {short(names[k], 30)}",
             f"R-hat {rhat:.3f} (limit {result.mixing.limit:.3f}); status: {status}{note}",
         )
     return figure

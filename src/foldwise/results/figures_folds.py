@@ -15,6 +15,7 @@ from foldwise.results.captions import (
     direction_of,
     error_text,
     measure_of,
+    model_name,
     not_drawn,
     number,
     over_which,
@@ -113,8 +114,8 @@ def plot_ess(result: CVResult, score: str | None = None) -> Figure:
         axes[-1].set_xlabel("effective draws")
         title(
             figure,
-            f"{few} of {len(values)} folds have fewer than {limit:.0f} effective draws (dashed)"
-            f"{not_drawn(values)}",
+            f"{model_name(result)}: {few} of {len(values)} folds have fewer than {limit:.0f} "
+            f"effective draws (dashed){not_drawn(values)}",
             f"dotted: the {drawn:,} {whose}",
         )
     return figure
@@ -156,6 +157,7 @@ def plot_pareto_k(result: CVResult, score: str | None = None) -> Figure:
                 f"k over {limit:g} in {int((heavy & bridged).sum())} of {int(bridged.sum())} "
                 "bridged folds (hollow), where it does not matter"
             )
+        lines[0] = f"{model_name(result)}: {lines[0]}"
         lines[-1] += not_drawn(values)
         title(figure, *lines)
     return figure

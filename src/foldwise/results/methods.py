@@ -70,6 +70,13 @@ def score_text(score: Score) -> str:
     return text.score_text(score)
 
 
+def coloured(text: str) -> Any:
+    """A print-out in colour, for rich."""
+    from foldwise.results import colour
+
+    return colour.coloured(text)
+
+
 def comparison_text(comparison: Comparison) -> str:
     """A comparison as it is printed."""
     from foldwise.results import text
@@ -89,6 +96,35 @@ def error(score: Score) -> float:
     from foldwise.results import totals
 
     return totals.score_error(score)
+
+
+def comparison_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
+    """What ``Comparison.report`` does."""
+    from foldwise.results import report
+
+    return report.write_report(path, comparison.results, comparison)
+
+
+def result_report(result: CVResult, path: str | os.PathLike[str]) -> Path:
+    """What ``CVResult.report`` does."""
+    from foldwise.results import report
+
+    name = str(result.info.get("model") or "model")
+    return report.write_report(path, {name: result})
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """A comparison as notebooks show it."""
+    from foldwise.results import report
+
+    return report.comparison_html(comparison)
+
+
+def result_html(result: CVResult) -> str:
+    """A result as notebooks show it."""
+    from foldwise.results import report
+
+    return report.result_html(result)
 
 
 def load(path: str | Path) -> CVResult:

@@ -14,6 +14,7 @@ from foldwise.scores import diagnostics
 from foldwise.scores.rules import LOG_SCORES
 
 if TYPE_CHECKING:
+    import os
     from pathlib import Path
 
     import pandas as pd
@@ -278,6 +279,13 @@ class CVResult:
         """Write the result, and the state of its chains, to a netCDF file."""
         methods.save(self, path)
 
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a report on the result, one HTML file that needs no other."""
+        return methods.result_report(self, path)
+
+    def _repr_html_(self) -> str:
+        return methods.result_html(self)
+
     def __getstate__(self) -> dict[str, Any]:
         # as a file holds it: with the state of the chains, without the model's functions
         return methods.state(self)
@@ -286,6 +294,9 @@ class CVResult:
         return methods.result_text(self)
 
     __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        return methods.coloured(str(self))
 
 
 def flags(result: CVResult) -> tuple[int, list[str]]:

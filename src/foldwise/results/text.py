@@ -173,10 +173,9 @@ def _sampling_lines(result: CVResult) -> list[str]:
     """Monte Carlo diagnostics, how the folds ran, settings and time."""
     table, mixing = result.folds, result.mixing
     lines = _wrap(_ess(result.ess, next(iter(result.scores))))
-    folds, chained = table.sizes["fold"], _with_chains(result)
-    if chained < folds:
-        k = np.nanmax(table["pareto_k"].values[table["method"].values != "mcmc"])
-        lines += _wrap(f"importance weights: Pareto k up to {fixed(k, 2)} (limit 0.7)")
+    chained = _with_chains(result)
+    if chained < table.sizes["fold"]:
+        lines += _wrap(_weights_text(table))
     if chained:
         lines += _wrap(
             mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
@@ -185,6 +184,14 @@ def _sampling_lines(result: CVResult) -> list[str]:
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
     return lines
+
+
+def _weights_text(table: xr.Dataset) -> str:
+    """How even the weights of full-data draws, and of those of refits, are."""
+    tails = table["pareto_k"].values[table["method"].values != "mcmc"]
+    largest = np.max(tails[np.isfinite(tails)], initial=-np.inf)
+    known = fixed(largest, 2) if np.isfinite(largest) else "n/a"
+    return f"importance weights: Pareto k up to {known} (limit 0.7)"
 
 
 def _ran(table: xr.Dataset, chained: int) -> str:

@@ -19,13 +19,16 @@ _CLIMB = 60
 # Nats below the highest mode at which another is forgotten, and sds within which two are one.
 _NEGLIGIBLE, _SAME_MODE = 20.0, 1.0
 # Draws of each round in which a mixture is fitted, the share of them that weights must be worth
-# for it to be good enough, and below which there is none.
-_ROUNDS, _GOOD, _LEAST = (400, 800, 1600, 1600, 1600), 0.7, 0.15
+# and the largest weight that there may be for it to be good enough, and the share below which there
+# is none.
+_ROUNDS, _GOOD, _MOST_RATIO, _LEAST = (400, 800, 1600, 1600, 1600), 0.6, 12.0, 0.15
 # Rounds after which the mixture has many parts, how many, and their width in sds.
 _PLAIN_ROUNDS, _PARTS, _WIDTH = 2, 60, 0.5
 # In a round whose weights are worth fewer points than this many for each parameter, they are
 # flattened until they are.
 _POINTS_EACH = 10
+# Weight and scale of the wider copy that keeps tails.
+_TAILS, _WIDER = 0.15, 2.5
 # Weight of a part below which it is dropped.
 _LEAST_PART = 1e-3
 _FREEDOM = 5.0
@@ -133,6 +136,14 @@ class Mixture:
             0.5 * np.concatenate([self.weight, other.weight]),
         )
 
+    def with_tails(self) -> Mixture:
+        """This, and a little of the same that is wider: a scale's log has a long tail."""
+        return Mixture(
+            np.concatenate([self.centre, self.centre]),
+            np.concatenate([self.factor, _WIDER * self.factor]),
+            np.concatenate([(1.0 - _TAILS) * self.weight, _TAILS * self.weight]),
+        )
+
     def draw(self, rng: np.random.Generator, count: int) -> Float[np.ndarray, "draw g"]:
         """Independent draws."""
         part = rng.choice(len(self.weight), count, p=self.weight)
@@ -161,27 +172,29 @@ def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mix
     In each round the moments of its parts, later many parts, come from the weighted draws of the
     rounds before, whose proposals count as one mixture.
     """
-    proposal: Mixture | None = start
+    core: Mixture | None = start
     points, values, used = [], [], []
     best, share = None, 0.0
     for number, count in enumerate(_ROUNDS):
-        if proposal is None:
+        if core is None:
             return None
+        proposal = core.with_tails()
         some = proposal.draw(rng, count)
         points.append(some)
         values.append(density(some))
         used.append((count, proposal))
-        share = share_of(values[-1] - proposal.log_density(some))
-        if number and share >= _GOOD:  # a first round may miss a tail
+        ratio = values[-1] - proposal.log_density(some)
+        share = share_of(ratio)
+        # a first round may miss a tail
+        if number and share >= _GOOD and _largest(ratio) <= _MOST_RATIO:
             return proposal
         every, value = np.concatenate(points), np.concatenate(values)
         proposed = scipy.special.logsumexp(
             [np.log(n) + mixture.log_density(every) for n, mixture in used], axis=0
         )
         weight = _flattened(np.where(np.isfinite(value), value - proposed, -np.inf), every.shape[1])
-        best = proposal
-        many = number >= _PLAIN_ROUNDS
-        proposal = many_parts(every, weight, rng) if many else learned(every, weight, proposal)
+        best, many = proposal, number >= _PLAIN_ROUNDS
+        core = many_parts(every, weight, rng) if many else learned(every, weight, core)
     return best if share >= _LEAST else None
 
 
@@ -191,6 +204,11 @@ def share_of(log_ratio: Float[np.ndarray, " draw"]) -> float:
         return 0.0
     weight = scipy.special.softmax(log_ratio)
     return float(1.0 / (weight**2).sum() / len(weight))
+
+
+def _largest(log_ratio: Float[np.ndarray, " draw"]) -> float:
+    """The largest weight over their mean: about as many steps a chain would stay there."""
+    return float(scipy.special.softmax(log_ratio).max() * len(log_ratio))
 
 
 def _flattened(log_ratio: Float[np.ndarray, " draw"], g: int) -> Float[np.ndarray, " draw"]:
@@ -252,7 +270,6 @@ def many_parts(
     if one is None:
         return None
     chosen = points[rng.choice(len(points), _PARTS, p=weight)]
-    # one part with the whole spread keeps the tails
     centre = np.concatenate([one.centre, chosen])
     factors = np.concatenate([one.factor, np.tile(_WIDTH * one.factor, (_PARTS, 1, 1))])
     share = np.full(_PARTS + 1, 0.8 / _PARTS)

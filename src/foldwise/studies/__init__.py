@@ -6,10 +6,12 @@ to all data, cross-validates it, compares the models and puts together what was 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ from jaxtyping import Array
 
 import foldwise as fw
 from foldwise.results.checkpoints import kept_fit
+from foldwise.results.text import WIDTH
 from foldwise.results.verdict import standing
 from foldwise.studies.outcome import Outcome
 from foldwise.studies.output import figures
 from foldwise.studies.resuming import of_model
+from foldwise.support.runtime import seconds_compiling
 from foldwise.support.words import duration
 
 STUDIES = {
@@ -78,11 +82,18 @@ class Plan:
         return replace(self, draws=60, warmup=30, fit_draws=300, fit_warmup=300)
 
 
+def seed_of(seed: int, model: int) -> int:
+    """The seed of a study's model: of the first the one given, far apart for the others."""
+    return seed + 1_000_000 * model
+
+
 def run(name: str, options: Options = Options()) -> Outcome:  # noqa: B008, a frozen default
     """Run the study called ``name``."""
     if name not in STUDIES:
         raise ValueError(f"the studies are {', '.join(STUDIES)}; got {name!r}")
-    outcome: Outcome = import_module(f"foldwise.studies.{name}").run(options)
+    module = import_module(f"foldwise.studies.{name}")
+    outcome: Outcome = module.run(options)
+    outcome.source, outcome.title = getsource(module), f"{name}: {STUDIES[name]}"
     return outcome
 
 
@@ -107,14 +118,15 @@ def conduct(
             if getattr(options, key) is not None
         },
     )
-    results, fits = {}, {}
+    results, fits, compiling = {}, {}, {}
     for k, (label, model) in enumerate(models.items()):
-        # no two models of a study share a seed, nor do studies run with different seeds
-        seed, place = len(models) * options.seed + k, of_model(options.checkpoint, [*models], label)
+        seed, waited = seed_of(options.seed, k), seconds_compiling()
+        place = of_model(options.checkpoint, [*models], label)
         lengths = {"draws": plan.fit_draws, "warmup": plan.fit_warmup, "seed": seed}
         made = partial(fw.fit, model, **lengths, progress=options.progress)
         beside = place and place.with_name(f"{place.name}.fit")
         fits[label] = kept_fit(beside, model, made, **lengths)
+        compiling[label] = seconds_compiling() - waited
         results[label] = fw.cross_validate(
             model,
             folds,
@@ -134,7 +146,7 @@ def conduct(
         if options.finished is not None:
             options.finished(results)
     comparison = fw.compare(results) if len(results) > 1 else None
-    tables = {"How it was run": run_table(results, fits, plan)}
+    tables = {"How it was run": run_table(results, fits, plan, compiling)}
     if options.quick:
         count = f"{len(folds)} of {whole} folds"
         tables["A quick run"] = f"Only {count} and short chains: its numbers are rough."
@@ -163,17 +175,22 @@ def conclusion(results: dict[str, fw.CVResult], comparison: fw.Comparison | None
     )
 
 
-def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Plan) -> str:
+def run_table(
+    results: dict[str, fw.CVResult],
+    fits: dict[str, fw.Fit],
+    plan: Plan,
+    compiling: dict[str, float],
+) -> str:
     """Sizes and seconds of every phase, as in the paper's tables C2 to C4.
 
     ``prepare`` is starting points, metrics and step size; ``sample`` is the folds' warm-up and
     draws, and the posteriors in between that bridges need; and the weights of full-data draws, for
-    folds that have no chains.
+    folds that have no chains. ``compiling`` are the seconds of it in each full-data fit.
     """
     head = [
         "",
         "chains",
-        "posteriors",
+        "folds",
         "warm-up",
         "draws",
         "prepare",
@@ -186,7 +203,8 @@ def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Pl
     for label, fit in fits.items():
         chains, draws, _ = fit.positions.shape
         sizes = [chains, 1, plan.fit_warmup, draws]
-        lines.append([f"full data, {label}", *map(str, sizes), "", "", "", f"{fit.seconds:.1f}"])
+        phases = [compiling[label], fit.seconds - compiling[label], fit.seconds]
+        lines.append([f"full data, {label}", *map(str, sizes), "", *(f"{s:.1f}" for s in phases)])
         total += fit.seconds
     for label, result in results.items():
         info, count = result.info, result.folds.sizes["fold"]
@@ -198,21 +216,18 @@ def run_table(results: dict[str, fw.CVResult], fits: dict[str, fw.Fit], plan: Pl
         sizes = [chained * info["chains"], chained, info["warmup"], info["draws"]]
         lines.append([f"folds, {label}", *map(str, sizes), *(f"{s:.1f}" for s in phases)])
         total += phases[-1]
-        naive += fits[label].seconds * count
+        naive += (fits[label].seconds - compiling[label]) * count
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     text = [
         cells[0].ljust(widths[0])
         + "".join(cell.rjust(w + 2) for cell, w in zip(cells[1:], widths[1:], strict=True))
         for cells in lines
     ]
-    return "\n".join(
-        [
-            *text,
-            f"In all {duration(total)}. Refitting every fold as the full data were fitted would "
-            f"take about {duration(naive)}",
-            "(an estimate: seconds of the full-data fit, compiling included, times folds).",
-        ]
+    cost = (
+        f"In all {duration(total)}. Refitting every fold as the full data were fitted would take "
+        f"about {duration(naive)}, compiling not counted."
     )
+    return "\n".join([*text, textwrap.fill(cost, WIDTH)])
 
 
 # ---------------------------------------------------------------- densities

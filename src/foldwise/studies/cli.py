@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import sys
 import traceback
 import warnings
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import foldwise as fw
 from foldwise import studies
 from foldwise.crossval import MEMORIES, METHODS
+from foldwise.results.colour import coloured
 from foldwise.studies import output, resuming
 from foldwise.support.checks import resolve_seed
 from foldwise.support.signals import Terminated, ended_by_terminate
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options.said = shlex.join(["foldwise", *options.arguments])
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
@@ -128,6 +131,9 @@ def _study(options: argparse.Namespace) -> None:
 
 
 def _studied(name: str, chosen: studies.Options) -> Run:
+    if chosen.progress:
+        print(f"foldwise: study {name}: {studies.STUDIES[name]}", file=sys.stderr, flush=True)
+
     def run(finished: Finished) -> tuple[studies.Outcome, dict[str, Any]]:
         return studies.run(name, replace(chosen, finished=finished)), chosen.said()
 
@@ -137,6 +143,8 @@ def _studied(name: str, chosen: studies.Options) -> Run:
 def _run(options: argparse.Namespace) -> None:
     def run(finished: Finished) -> tuple[studies.Outcome, dict[str, Any]]:
         file: Path = options.file
+        if options.progress:
+            print(f"foldwise: reading {file}", file=sys.stderr, flush=True)
         module = _import(file)
         models, folds = _models(module, file), _needed(module, file, "folds")
         settings = {**_settings(module, file), **(QUICK if options.quick else {})}
@@ -148,9 +156,20 @@ def _run(options: argparse.Namespace) -> None:
             resuming.note_seed(options.checkpoint, settings["seed"])
         settings["progress"] = options.progress
         outcome = _cross_validated(file.stem, models, folds, settings, finished, options.checkpoint)
+        outcome.source = file.read_text(encoding="utf-8", errors="replace")
         return outcome, {key: value for key, value in settings.items() if key != "fit"}
 
     _conduct(options, run)
+
+
+def _say(outcome: studies.Outcome) -> None:
+    """Print what was found, in colour on a terminal."""
+    if not sys.stdout.isatty():
+        print(outcome, flush=True)
+        return
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(coloured(str(outcome)))
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -166,7 +185,7 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    print(output.read(options.folder))
+    _say(output.read(options.folder))
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -193,14 +212,27 @@ def _conduct(options: argparse.Namespace, run: Run) -> None:
             options.seed_before = resuming.begin(checkpoint, options.arguments, options.seed)
         with redirect_stdout(sys.stderr):
             outcome, settings = run(partial(output.keep, folder=folder) if folder else _ignore)
+            settings = {**settings, "command": options.said}
         if folder is not None:
             output.write(outcome, settings, folder)
     report = output.record(outcome, settings)
-    print(output.as_json(report) if options.json else outcome, flush=True)
+    if options.json:
+        print(output.as_json(report), flush=True)
+    else:
+        _say(outcome)
     if options.out:
         with _noted(f"results and reports are in {options.out}"):
+            output.write_page(outcome, report, options.out / output.PAGE)
             output.draw(outcome.figures, options.out / "figures")
         print(f"\nwritten to {options.out}", file=sys.stderr)
+
+
+def _report(options: argparse.Namespace) -> None:
+    outcome = output.read(options.folder)
+    place = options.folder if options.folder.is_dir() else options.folder.parent
+    target = options.out or place / output.PAGE
+    output.write_page(outcome, output.read_record(options.folder), target)
+    print(target)
 
 
 def _ignore(results: dict[str, fw.CVResult]) -> None:
@@ -380,6 +412,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_resume(commands)
     _add_show(commands)
     _add_plot(commands)
+    _add_report(commands)
     return parser
 
 
@@ -472,6 +505,20 @@ def _add_plot(commands: Commands) -> None:
     )
     _add_folder(plot)
     _add_out(plot, "folder for the PNG files; DIR/figures if left out")
+
+
+def _add_report(commands: Commands) -> None:
+    report = _add(
+        commands,
+        "report",
+        _report,
+        "Write the report of results that were saved, one HTML file to mail",
+        "examples:\n  foldwise report results\n  foldwise report results --out verdict.html",
+    )
+    _add_folder(report)
+    report.add_argument(
+        "--out", type=Path, metavar="FILE", help="the HTML file; DIR/report.html if left out"
+    )
 
 
 def _add_folder(command: argparse.ArgumentParser) -> None:

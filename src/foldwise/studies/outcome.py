@@ -19,7 +19,8 @@ class Outcome:
     """What a study found.
 
     ``results`` are by model, "A" first; ``comparison`` is None for a single model; ``tables`` are
-    texts by title, beyond the results' own; ``figures`` make a figure each, by file stem.
+    texts by title, beyond the results' own; ``figures`` make a figure each, by file stem;
+    ``source`` is where the models are written, ``title`` the question.
     """
 
     name: str
@@ -28,6 +29,8 @@ class Outcome:
     conclusion: str
     tables: dict[str, str]
     figures: dict[str, Callable[[], Figure]]
+    source: str = ""
+    title: str = ""
 
     def compared(self) -> fw.Comparison:
         """The comparison; raises where there is a single model."""

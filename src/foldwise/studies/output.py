@@ -5,24 +5,24 @@
     <model>.nc      each model's result, as ``result.save`` writes it
     report.txt      what the command line prints
     report.json     the same for programs; numbers that are not finite are null
+    report.html     the report to mail: one file, with figures
     figures/*.png
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foldwise.results import about
 from foldwise.results.compare import Comparison, compare
 from foldwise.results.files import load
 from foldwise.results.result import CVResult, flags
@@ -35,10 +35,9 @@ from foldwise.support.writer import free_name, move_folder, write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REPORT = "report.json"
-_PACKAGES = ("foldwise", "jax", "jaxlib", "blackjax", "numpy", "scipy", "xarray")
+REPORT, PAGE = "report.json", "report.html"
 # All that is ever written into an output folder; one with anything else is not replaced.
-_OURS = re.compile(rf"report\.(txt|json)|figures|.*\.(nc|png)|{re.escape(LOCK)}")
+_OURS = re.compile(rf"report\.(txt|json|html)|figures|.*\.(nc|png)|{re.escape(LOCK)}")
 
 
 # ---------------------------------------------------------------- reports
@@ -55,7 +54,9 @@ def record(outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
         "name": outcome.name,
         "seed": settings.get("seed"),
         "settings": settings,
-        "versions": _versions(),
+        "command": settings.get("command", ""),
+        "versions": about.versions(),
+        "machine": about.machine(),
         "seconds": seconds,
         "models": {
             name: {"file": f"{files[name]}.nc", **_model_record(result)}
@@ -64,20 +65,10 @@ def record(outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
         "comparison": outcome.comparison and _comparison_record(outcome.comparison),
         "conclusion": outcome.conclusion,
         "tables": outcome.tables,
+        "source": outcome.source,
+        "title": outcome.title,
     }
     return _plain(whole)
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # run from a source tree
-            continue
-    from foldwise import __version__
-
-    return versions | {"foldwise": __version__}
 
 
 def _model_record(result: CVResult) -> dict[str, Any]:
@@ -167,20 +158,24 @@ def _plain(value: Any) -> Any:
 def figures(results: Mapping[str, CVResult]) -> dict[str, Callable[[], Figure]]:
     """What makes each figure of the results, by file stem; of many models, the best against each.
 
-    Figures of what results do not have (stored draws, Pareto k, predictive draws) are left out.
+    The comparison comes first. Figures of what results do not have (stored draws, chains,
+    predictive draws) are left out.
     """
     stems = file_stems(results)
     found: dict[str, Callable[[], Figure]] = {}
+    if len(results) > 1:
+        found["compare"] = partial(_plot, "plot_compare", dict(results))
     for label, pair in _pairs(results, stems):
-        plots = ["progress", "errors"] if all(r.draws is not None for r in pair) else []
-        if len(pair) == 2:
-            plots += ["difference", "probability"] if plots else ["difference"]
+        chains = all(r.draws is not None for r in pair)
+        plots = ["difference"] * (len(pair) == 2)
+        if chains and (len(pair) == 1 or all(_chains_alone(r) for r in pair)):
+            plots += ["progress", "errors"] + ["probability"] * (len(pair) == 2)
         for plot in plots:
             found[f"{plot}{label}"] = partial(_plot, f"plot_{plot}", *pair)
     for name, result in results.items():
-        plots = ["ess", "rhat", "rhat_max"] if result.draws is not None else ["ess"]
-        if np.isfinite(result.folds["pareto_k"].values).any():
-            plots.append("pareto_k")
+        plots = ["diagnostics"]
+        if result.draws is not None:
+            plots.append("rhat_max")
         if result.calibration is not None:
             plots.append("pit")
         for plot in plots:
@@ -189,6 +184,12 @@ def figures(results: Mapping[str, CVResult]) -> dict[str, Callable[[], Figure]]:
             worst = result.folds["fold"].values[int(np.nanargmax(result.folds["rhat"].values))]
             found[f"chains_{stems[name]}"] = partial(_plot, "plot_chains", result, worst)
     return found
+
+
+def _chains_alone(result: CVResult) -> bool:
+    """Whether every fold has chains of its own."""
+    table = result.folds
+    return "method" not in table or bool((table["method"].values == "mcmc").all())
 
 
 def _pairs(
@@ -340,6 +341,28 @@ def write(outcome: Outcome, settings: Mapping[str, Any], folder: Path) -> None:
     write_whole(folder / REPORT, f"{report}\n".encode())
 
 
+def write_page(outcome: Outcome, report: Mapping[str, Any], file: Path) -> None:
+    """The report to mail; ``report`` is that for programs."""
+    from foldwise.results.report import write_report
+
+    extra = about.About(
+        title=outcome.title or outcome.name,
+        command=str(report.get("command") or ""),
+        settings={k: v for k, v in (report.get("settings") or {}).items() if k != "command"},
+        versions=dict(report.get("versions") or {}),
+        machine=dict(report.get("machine") or {}),
+        source=outcome.source,
+        texts=outcome.tables,
+    )
+    write_report(file, outcome.results, outcome.comparison, extra)
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
+    """The report for programs of a folder; empty where there is none."""
+    file = Path(path).expanduser() / REPORT
+    return _read_report(file) if file.is_file() else {}
+
+
 def as_json(report: Mapping[str, Any]) -> str:
     """One JSON object."""
     return json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
@@ -371,6 +394,8 @@ def read(path: str | Path) -> Outcome:
         report.get("conclusion", ""),
         report.get("tables", {}),
         figures(results),
+        report.get("source", ""),
+        report.get("title", ""),
     )
 
 

@@ -21,7 +21,8 @@ from foldwise.studies import HALF_LOG_TWO_PI, Options, Outcome, Plan, conduct, n
 __all__ = ["COVARIATES", "GROUPS", "HALF_LOG_TWO_PI", "folds", "model", "models", "run", "simulate"]
 
 GROUPS, ROWS, COVARIATES = 50, 5, 4
-PLAN = Plan(draws=400, quick_folds=slice(0, 10), fit_draws=2000)
+# chains of the folds warm up longer than usual, so that a demo needs no excuses
+PLAN = Plan(draws=400, quick_folds=slice(0, 10), warmup=200, fit_draws=2000)
 
 
 class Data(NamedTuple):

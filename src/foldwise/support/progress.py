@@ -1,31 +1,47 @@
-"""A progress bar with the time left, or nothing."""
+"""What is being done, how far it is and how long it will take: on standard error, or nothing.
 
+A bar on a terminal; elsewhere a plain line at once and further ones as time passes; in a notebook
+one line that changes, and says in the end how long it took.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
+
+from foldwise.support.words import duration
+
+# Seconds between lines of a log, and before a new stage is worth a line of its own.
+PERIOD, SOON = 10.0, 1.0
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def start(self, description: str, total: int | None) -> None:
+        """A new stage; without a total nobody knows how long it is."""
+
+    def advance(self, amount: int) -> None:
+        """So much more of the stage is done."""
+
+    def stop(self) -> None:
+        """The work has ended."""
 
 
 class Progress:
-    """One line that says what is being done, how far it is and how long it will take."""
+    """What is being done, how far it is and how long it will take; nothing unless ``show``."""
 
     def __init__(self, show: bool):
         self.show = show
-        self._bar: Any = None
-        self._task: Any = None
+        self._display: Display | None = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Progress:
         if self.show:
-            from rich import progress
-
-            self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(bar_width=24),
-                progress.TaskProgressColumn(),
-                progress.TimeElapsedColumn(),
-                progress.TextColumn("left"),
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[note]}"),
-            )
-            self._bar.start()
+            self._display = _display()
         return self
 
     def __exit__(
@@ -34,26 +50,173 @@ class Progress:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._finish()
-            self._bar.stop()
+        if self._display is not None:
+            self._display.stop()
+            self._display = None
 
     def start(self, description: str, total: int | None = None) -> None:
-        """Begin a new stage; without a total the bar only pulses."""
-        if self._bar is not None:
-            self._finish()
-            self._task = self._bar.add_task(description, total=total, note="")
+        """Begin a new stage; without a total nobody knows how long it is."""
+        if self._display is not None:
+            self._display.start(description, total)
 
-    def advance(self, amount: int, note: str = "") -> None:
+    def advance(self, amount: int) -> None:
         """Say that ``amount`` more of the stage is done."""
-        if self._bar is not None:
-            self._bar.update(self._task, advance=amount, note=note)
+        if self._display is not None:
+            self._display.advance(amount)
+
+
+def _display() -> Display:
+    if _in_notebook():
+        return Cell()
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return Bar()
+    return Lines()
+
+
+def _in_notebook() -> bool:
+    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return found is not None and type(found()).__name__ == "ZMQInteractiveShell"
+
+
+# ---------------------------------------------------------------- terminals
+
+
+class Bar:
+    """Bars of rich; stages without a total pulse, and are gone when they end."""
+
+    def __init__(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task: Any = None
+        self._bar.start()
+        self.start("starting", None)
+
+    def start(self, description: str, total: int | None) -> None:
+        """A new bar."""
+        self._finish()
+        self._task = self._bar.add_task(description, total=total)
+
+    def advance(self, amount: int) -> None:
+        """A longer bar."""
+        self._bar.update(self._task, advance=amount)
+
+    def stop(self) -> None:
+        """No more bars."""
+        self._finish()
+        self._bar.stop()
 
     def _finish(self) -> None:
-        """Keep finished stages with a total on the screen, drop those that only pulsed."""
         if self._task is None:
             return
         task = self._bar.tasks[self._bar.task_ids.index(self._task)]
         if task.total is None:
             self._bar.remove_task(self._task)
         self._task = None
+
+
+# ---------------------------------------------------------------- stages with their times
+
+
+class Stage:
+    """What is being done, since when, and how far it is, as a line of text."""
+
+    def __init__(self, description: str, total: int | None):
+        self.description, self.total, self.done = description, total, 0
+        self.began = time.monotonic()
+
+    def __str__(self) -> str:
+        if not self.total or not self.done:
+            return self.description
+        share = min(self.done / self.total, 1.0)
+        left = (time.monotonic() - self.began) * (1.0 - share) / share
+        text = f"{self.description}: {100 * share:.0f} %"
+        return text if share == 1.0 else f"{text}, about {duration(left)} left"
+
+
+class Lines:
+    """Plain lines for logs: at once, when a new stage begins, and every ten seconds."""
+
+    def __init__(self, period: float = PERIOD):
+        self._period, self._began, self._said = period, time.monotonic(), 0.0
+        self._stage = Stage("starting", None)
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._say()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def start(self, description: str, total: int | None) -> None:
+        """A line, unless the last is very recent."""
+        with self._lock:
+            self._stage = Stage(description, total)
+            if time.monotonic() - self._said >= SOON:
+                self._say()
+
+    def advance(self, amount: int) -> None:
+        """Counted; lines come by time."""
+        self._stage.done += amount
+
+    def stop(self) -> None:
+        """No more lines."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._period / 5):
+            with self._lock:
+                if time.monotonic() - self._said >= self._period:
+                    self._say()
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        since = f"{self._said - self._began:.0f} s"
+        print(f"foldwise: {since:>5}  {self._stage}", file=sys.stderr, flush=True)
+
+
+class Cell:
+    """One line below a cell of a notebook, which changes; what is left says how long it took."""
+
+    def __init__(self) -> None:
+        from IPython.display import display  # a notebook is there, so IPython is
+
+        self._began = self._shown = time.monotonic()
+        self._stage = Stage("starting", None)
+        self._handle = display(Line("foldwise: starting"), display_id=True)
+
+    def start(self, description: str, total: int | None) -> None:
+        """Another text."""
+        self._stage = Stage(description, total)
+        self._show(f"foldwise: {self._stage}")
+
+    def advance(self, amount: int) -> None:
+        """Another text, twice a second at most."""
+        self._stage.done += amount
+        if time.monotonic() - self._shown > 0.5:
+            self._show(f"foldwise: {self._stage}")
+
+    def stop(self) -> None:
+        """How long it took."""
+        self._show(f"foldwise: done in {duration(time.monotonic() - self._began)}")
+
+    def _show(self, text: str) -> None:
+        self._shown = time.monotonic()
+        self._handle.update(Line(text))
+
+
+class Line:
+    """A text that a notebook shows without quotation marks."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text

@@ -266,6 +266,15 @@ def import_meanwhile(*names: str) -> None:
         Thread(target=import_module, args=(name,), daemon=True).start()
 
 
+# Seconds that were spent tracing programs and waiting until they were compiled.
+_WAITED = [0.0]
+
+
+def seconds_compiling() -> float:
+    """Seconds that this process has waited for its programs so far."""
+    return _WAITED[0]
+
+
 class Program:
     """A compiled function of ``(sharded, shared)`` that runs on all lanes at once.
 
@@ -288,6 +297,7 @@ class Program:
         self.precision = precision
         self.devices = _devices()
         self.lanes = lanes()
+        began = time.perf_counter()
         with precision_context(precision):
             sharded, shared = _shapes((sharded, shared))
             one_lane = _shapes(sharded, self.lanes)
@@ -302,6 +312,7 @@ class Program:
                 lowered = jax.jit(function).lower(one_lane, shared)
         _background().submit(_drop_short_entries)
         self._compiling = _background().submit(self._compile, lowered)
+        _WAITED[0] += time.perf_counter() - began
 
     def _compile(self, lowered: Any) -> Any:
         with precision_context(self.precision):
@@ -309,7 +320,10 @@ class Program:
 
     def ready(self) -> Any:
         """Wait until it is compiled, and return what runs on the devices."""
-        return self._compiling.result()
+        began = time.perf_counter()
+        found = self._compiling.result()
+        _WAITED[0] += time.perf_counter() - began
+        return found
 
     def __call__(self, sharded: Any, shared: Any) -> Any:
         """Run all lanes and return their outputs as NumPy arrays."""
