@@ -27,6 +27,7 @@ from foldwise.sampling.blocks import (
     Sampler,
     tune_together,
 )
+from foldwise.sampling.elsewhere import working
 from foldwise.sampling.fit import Fit, FitError, check_draws
 from foldwise.sampling.full_data import full_data_fit, longer_fit
 from foldwise.sampling.metric import MetricShape
@@ -90,6 +91,7 @@ def cross_validate(
     seed: int | None = None,
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
+    executor: Any = None,
 ) -> CVResult | dict[str, CVResult]:
     """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
 
@@ -157,6 +159,9 @@ def cross_validate(
     checkpoint
         Folder in which all that is finished is kept. The same call again, in this process or
         another, goes on from there, to the same result; without a seed, with the seed it had.
+    executor
+        Who runs the folds' chains: an executor of ``concurrent.futures``, or a
+        ``dask.distributed.Client``. The full-data fit and importance weights stay here.
     """
     models = model.members if isinstance(model, ModelFamily) else [model]
     settings = Settings(
@@ -182,7 +187,7 @@ def cross_validate(
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
     _begin_to_compile(models, folds, settings, weighted)
     import_meanwhile("arviz_stats.base", "xarray")
-    with kept, Progress(progress) as bar:
+    with working(executor), kept, Progress(progress) as bar:
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
             fits.append(_fit(candidate, fit, own_seed, bar, weighted))

@@ -8,7 +8,7 @@ to compile, before any fit. The folds of a block may belong to several models of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from foldwise.models.model import Model
 from foldwise.sampling.kernel import ChainState, Density, Moment, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, MetricShape, SharedMetric
 from foldwise.scores.needs import Emit
-from foldwise.support.runtime import compiled, lanes
+from foldwise.support.runtime import compiled, lanes, precision_context
 
 # Iterations per call of the compiled program: short enough for a lively progress bar and a quick
 # answer to Ctrl-C, long enough that calls cost nothing.
@@ -342,6 +342,22 @@ class FoldProgram:
 
         what = ("folds", emit, chunk)
         return compiled(model, what, run, self._block(), self._shared(), self.precision)
+
+    def recorded(self, folds: int, draws: int) -> Segment:
+        """Shapes of what is recorded of ``draws`` draws of so many folds."""
+        whole = replace(self, size=BlockSize(folds, 1, 1, folds))
+        with precision_context(self.precision):
+            _, found = jax.eval_shape(
+                lambda block, shared: advance(self.model, self.emit, folds, block, shared),
+                whole._block(),
+                whole._shared(),
+            )
+
+        def long(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*leaf.shape[:2], draws, *leaf.shape[3:]), leaf.dtype)
+
+        extras = {name: long(leaf) for name, leaf in found.extras.items()}
+        return found._replace(scores=long(found.scores), extras=extras, watched=long(found.watched))
 
     def _block(self) -> tuple[BlockState, FoldData]:
         folds, d, real = self.size.folds, self.model.dimension, self.precision
