@@ -57,9 +57,7 @@ class Correlated:
     def pointwise(self, folds):
         return np.array(
             [
-                sum(
-                    self.log_evidence(np.append(train, i)) - self.log_evidence(train) for i in test
-                )
+                sum(self.log_evidence(np.append(train, i)) - self.log_evidence(train) for i in test)
                 for train, test in folds
             ]
         )
