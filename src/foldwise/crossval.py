@@ -31,6 +31,7 @@ from foldwise.sampling.elsewhere import working
 from foldwise.sampling.fit import Fit, FitError, check_draws
 from foldwise.sampling.full_data import full_data_fit, longer_fit
 from foldwise.sampling.metric import MetricShape
+from foldwise.sampling.planning import check_memory
 from foldwise.sampling.refits import with_refits
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample
@@ -49,6 +50,7 @@ from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.scores.weighing import FullSample, others
 from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.keeping import keeper
+from foldwise.support.memory import limit_of, limited
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile, usual_errors
 
@@ -92,6 +94,7 @@ def cross_validate(
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     executor: Any = None,
+    memory_limit: str | int | None = None,
 ) -> CVResult | dict[str, CVResult]:
     """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
 
@@ -162,6 +165,10 @@ def cross_validate(
     executor
         Who runs the folds' chains: an executor of ``concurrent.futures``, or a
         ``dask.distributed.Client``. The full-data fit and importance weights stay here.
+    memory_limit
+        What this process may hold, such as ``"4GB"``; None: all that the machine, or its container,
+        has free. Draws of the fit are thinned and pieces made smaller to fit in; a run that cannot
+        is refused at once.
     """
     models = model.members if isinstance(model, ModelFamily) else [model]
     settings = Settings(
@@ -184,10 +191,13 @@ def cross_validate(
     _check_bridge(folds, settings)
     weighted = _weighs(method, models, folds, settings)
     aim = {"draws": draws, "target_mcse": target_mcse, "max_draws": max_draws, "method": method}
+    aim |= {} if memory_limit is None else {"memory_limit": limit_of(memory_limit)}
+    check_memory(models, folds, settings, goal, weighted, memory_limit)
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
     _begin_to_compile(models, folds, settings, weighted)
     import_meanwhile("arviz_stats.base", "xarray")
-    with working(executor), kept, Progress(progress) as bar:
+    share = None if memory_limit is None else limit_of(memory_limit)
+    with working(executor), limited(share), kept, Progress(progress) as bar:
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
             fits.append(_fit(candidate, fit, own_seed, bar, weighted))

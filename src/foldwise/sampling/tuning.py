@@ -30,11 +30,13 @@ from foldwise.sampling.metric import (
 from foldwise.scores.dependent import given_training
 from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.scores.evidence import FullData
+from foldwise.support.memory import most_values
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.seeds import Stream, generator
 
-# Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
-_FULL_VALUES = 2**27
+# Folds times full-data draws kept for the bridge (8 bytes each); beyond it, or the
+# share of a limit of memory, draws are thinned.
+FULL_VALUES, FULL_SHARE = 2**27, 0.1
 # Folds times dimension^2 for a metric of each fold's own (8 bytes each, three arrays).
 _METRIC_VALUES = 2**26
 # Draws at which a coordinate must have no gradient to count as local.
@@ -55,7 +57,8 @@ def partner_draws(fit: Fit, folds: int) -> tuple[Float[np.ndarray, "chain draw d
     Where chains are short ones laid end to end, a batch is a number of whole ones.
     """
     positions, piece = fit.end_to_end
-    thin = max(1, -(-positions.shape[0] * positions.shape[1] * folds // _FULL_VALUES))
+    most = most_values(FULL_VALUES, FULL_SHARE)
+    thin = max(1, -(-positions.shape[0] * positions.shape[1] * folds // most))
     positions, piece = positions[:, ::thin], max(piece // thin, 1)
     chains, draws, _ = positions.shape
     time = chains * draws / max(float(np.nanmin(fit.ess)), 1.0)

@@ -43,10 +43,12 @@ from foldwise.scores.weighing import (
     weighed,
 )
 from foldwise.support.keeping import Keeper, keeper
+from foldwise.support.memory import most_values
 
 _NO_DRAWS = FullSample(np.zeros((0, 0)), 1, 1)
-# Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each).
-_VALUES = 2**25
+# Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each),
+# and the share of a limit of memory that they may take.
+VALUES, VALUES_SHARE = 2**25, 0.06
 # The same of what is smoothed at once, in several arrays that should stay in the cache.
 _BLOCK_VALUES = 2**20
 # The share of draws that weights must be worth as equal ones.
@@ -155,7 +157,7 @@ def by_importance(
         return [replace(record, draws=_NO_DRAWS) for record in records]
 
     parts, keeps = list[Importance](), keeper() if excess is None else Keeper()
-    for piece in in_pieces(sizes, _VALUES // len(positions)):
+    for piece in in_pieces(sizes, most_values(VALUES, VALUES_SHARE) // len(positions)):
         parts += keeps.made("weights", partial(scored, piece))
     return replace(_joined(parts), draws=draws)
 
