@@ -180,9 +180,9 @@ def cross_validate(
     weighted = _weighs(method, models, folds, settings)
     aim = {"draws": draws, "target_mcse": target_mcse, "max_draws": max_draws, "method": method}
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
-    _begin_to_compile(models, folds, settings, weighted)
-    import_meanwhile("arviz_stats.base", "xarray")
     with kept, Progress(progress) as bar:
+        _begin_to_compile(models, folds, settings, weighted)
+        import_meanwhile("arviz_stats.base", "xarray")
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
             fits.append(_fit(candidate, fit, own_seed, bar, weighted))
