@@ -27,9 +27,11 @@ from foldwise.sampling.blocks import (
     Sampler,
     tune_together,
 )
+from foldwise.sampling.elsewhere import working
 from foldwise.sampling.fit import Fit, FitError, check_draws
 from foldwise.sampling.full_data import full_data_fit, longer_fit
 from foldwise.sampling.metric import MetricShape
+from foldwise.sampling.planning import check_memory
 from foldwise.sampling.refits import with_refits
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds, sample
@@ -48,6 +50,7 @@ from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.scores.weighing import FullSample, others
 from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.keeping import keeper
+from foldwise.support.memory import limit_of, limited
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile, usual_errors
 
@@ -90,6 +93,8 @@ def cross_validate(
     seed: int | None = None,
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
+    executor: Any = None,
+    memory_limit: str | int | None = None,
 ) -> CVResult | dict[str, CVResult]:
     """Cross-validation score of ``model``: the log predictive density of each fold's test rows.
 
@@ -157,6 +162,13 @@ def cross_validate(
     checkpoint
         Folder in which all that is finished is kept. The same call again, in this process or
         another, goes on from there, to the same result; without a seed, with the seed it had.
+    executor
+        Who runs the folds' chains: an executor of ``concurrent.futures``, or a
+        ``dask.distributed.Client``. The full-data fit and importance weights stay here.
+    memory_limit
+        What this process may hold, such as ``"4GB"``; None: all that the machine, or its container,
+        has free. Draws of the fit are thinned and pieces made smaller to fit in; a run that cannot
+        is refused at once.
     """
     models = model.members if isinstance(model, ModelFamily) else [model]
     settings = Settings(
@@ -179,8 +191,11 @@ def cross_validate(
     _check_bridge(folds, settings)
     weighted = _weighs(method, models, folds, settings)
     aim = {"draws": draws, "target_mcse": target_mcse, "max_draws": max_draws, "method": method}
+    aim |= {} if memory_limit is None else {"memory_limit": limit_of(memory_limit)}
+    check_memory(models, folds, settings, goal, weighted, memory_limit)
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
-    with kept, Progress(progress) as bar:
+    share = None if memory_limit is None else limit_of(memory_limit)
+    with working(executor), limited(share), kept, Progress(progress) as bar:
         _begin_to_compile(models, folds, settings, weighted)
         import_meanwhile("arviz_stats.base", "xarray")
         fits = []

@@ -361,6 +361,7 @@ def run_together(
     draws: int,
     again: Sequence[Members] | None = None,
     keeps: Keeps | None = None,
+    elsewhere: Callable[..., Iterator[tuple[Sampler, Members, Segment, int]]] | None = None,
 ) -> Generator[tuple[Sampler, Members, Segment, int], None, None]:
     """Take every chain ``draws`` iterations further, after warm-up if it has not been done.
 
@@ -369,7 +370,8 @@ def run_together(
 
     Yields, for each sampler of each block and segment, the positions of its folds in the block,
     what was recorded of them, and the number of iterations, negative during warm-up. ``keeps`` is
-    where blocks are kept; what it has already is not run again.
+    where blocks are kept; what it has already is not run again. ``elsewhere`` runs them in place of
+    this process.
     """
     first = samplers[0].done if again is None else 0
     last = max(first, samplers[0].warmup) + draws
@@ -382,12 +384,15 @@ def run_together(
         left = keeps.restore(samplers, list(chosen), last)
         members = {id(sampler): own for sampler, own in zip(samplers, left, strict=True)}
     try:
-        for group in _groups(samplers):
+        if elsewhere is not None:
+            left = [members[id(sampler)] for sampler in samplers]
+            yield from elsewhere(samplers, left, first, last, keeps)
+        for group in _groups(samplers) if elsewhere is None else ():
             program = group[0].program.compile()
             for pieces in _blocks(group, [members[id(sampler)] for sampler in group]):
-                yield from _run_block(program, pieces, first, last, keeps)
-            for sampler in group:
-                sampler.done = last
+                yield from run_block(program, pieces, first, last, keeps)
+        for sampler in samplers:
+            sampler.done = last
     finally:
         if keeps is not None:
             keeps.flush(last)
@@ -402,13 +407,14 @@ def _blocks(group: list[Sampler], chosen: list[Members]) -> Iterator[list[tuple[
         yield [(group[who], fold[part][owner[part] == who]) for who in np.unique(owner[part])]
 
 
-def _run_block(
+def run_block(
     program: Callable[[Any, Any], Any],
     pieces: list[tuple[Sampler, Members]],
     first: int,
     last: int,
     keeps: Keeps | None,
 ) -> Iterator[tuple[Sampler, Members, Segment, int]]:
+    """Take the folds of one block from iteration ``first`` to ``last``, segment by segment."""
     head, spent = pieces[0][0], [0] * len(pieces)
     if keeps is not None:
         first, spent = keeps.begin(pieces, first)

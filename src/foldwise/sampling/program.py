@@ -8,7 +8,7 @@ to compile, before any fit. The folds of a block may belong to several models of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from foldwise.models.model import Model
 from foldwise.sampling.kernel import ChainState, Density, Moment, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, MetricShape, SharedMetric
 from foldwise.scores.needs import Emit
-from foldwise.support.runtime import compiled, lanes
+from foldwise.support.runtime import compiled, lanes, precision_context
 
 # Iterations per call of the compiled program: short enough for a lively progress bar and a quick
 # answer to Ctrl-C, long enough that calls cost nothing.
@@ -102,6 +102,8 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
     def of_chain(q: Array, fold: FoldData) -> tuple[Array, Array, Array]:
         def log_density(q: Array) -> tuple[Array, Array]:
             value, rows = masked_log_density(model, q, fold.train, fold.temper)
+            if model.joint_log_likelihood is not None:
+                return value, _joint_targets(model, q, fold, by_row)
             targets = jnp.where(fold.valid, rows[fold.rows], 0.0)
             return value, targets if by_row else targets.sum(axis=-1)
 
@@ -111,6 +113,27 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
 
     all_folds = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))
     return lambda position: all_folds(position, data)
+
+
+def _joint_targets(model: Model, q: Array, fold: FoldData, by_row: bool) -> Array:
+    """Log densities of the targets' rows, where rows depend on each other.
+
+    Of target 0, the fold's own test rows, given its training rows; of target 1, which are training
+    rows, given the other ones.
+    """
+
+    def marked(rows: Array, valid: Array) -> Array:
+        return jnp.zeros(model.n_obs, bool).at[rows].max(valid)
+
+    def given_others(rows: Array) -> Array:
+        """Of rows that train or do not, given the training rows without them."""
+        return model.flat_joint(q, fold.train | rows) - model.flat_joint(q, fold.train & ~rows)
+
+    if not by_row:
+        return jax.lax.map(given_others, jax.vmap(marked)(fold.rows, fold.valid))
+    own, others = fold.rows.reshape(-1), fold.valid.reshape(-1)
+    single = jax.vmap(lambda row, valid: marked(row[None], valid[None]))(own, others)
+    return jnp.where(others, jax.lax.map(given_others, single), 0.0).reshape(fold.rows.shape)
 
 
 def fold_extras(
@@ -319,6 +342,22 @@ class FoldProgram:
 
         what = ("folds", emit, chunk)
         return compiled(model, what, run, self._block(), self._shared(), self.precision)
+
+    def recorded(self, folds: int, draws: int) -> Segment:
+        """Shapes of what is recorded of ``draws`` draws of so many folds."""
+        whole = replace(self, size=BlockSize(folds, 1, 1, folds))
+        with precision_context(self.precision):
+            _, found = jax.eval_shape(
+                lambda block, shared: advance(self.model, self.emit, folds, block, shared),
+                whole._block(),
+                whole._shared(),
+            )
+
+        def long(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*leaf.shape[:2], draws, *leaf.shape[3:]), leaf.dtype)
+
+        extras = {name: long(leaf) for name, leaf in found.extras.items()}
+        return found._replace(scores=long(found.scores), extras=extras, watched=long(found.watched))
 
     def _block(self) -> tuple[BlockState, FoldData]:
         folds, d, real = self.size.folds, self.model.dimension, self.precision

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from foldwise.sampling.blocks import Members, Sampler, Segment, run_together
+from foldwise.sampling.blocks import Members, Sampler, Segment
+from foldwise.sampling.elsewhere import run_chains
 from foldwise.sampling.kept import Places, keeper_of_blocks
 from foldwise.sampling.run import Run
 from foldwise.sampling.tuning import rung_metric
@@ -207,7 +208,7 @@ def _sample_rungs(climbers: list[_Climber], number: int) -> None:
     parties = [_Party.of(group, draws, number) for group in by_run.values()]
     owner = {id(party.sampler): party for party in parties}
     keeps = keeper_of_blocks("rung", parties)
-    with closing(run_together([p.sampler for p in parties], draws, None, keeps)) as segments:
+    with closing(run_chains([p.sampler for p in parties], draws, None, keeps)) as segments:
         for sampler, block, record, count in segments:
             if count > 0:
                 owner[id(sampler)].record(block, record)

@@ -9,9 +9,7 @@ from contextlib import closing
 import numpy as np
 from jaxtyping import Int
 
-from foldwise.sampling.blocks import (
-    run_together,
-)
+from foldwise.sampling.elsewhere import run_chains
 from foldwise.sampling.kept import RunRecorder, keeper_of_blocks
 from foldwise.sampling.run import Run
 from foldwise.sampling.rungs import climb
@@ -67,7 +65,7 @@ def _advance(
     samplers, begun = [run.sampler for run in runs], 0 if again else head.evidence.standing.draws
     recorders = [RunRecorder(run, begun) for run in runs]
     keeps = keeper_of_blocks("folds", recorders, lambda n: bar.advance(n * (warmup + draws)))
-    with closing(run_together(samplers, draws, again, keeps)) as segments:
+    with closing(run_chains(samplers, draws, again, keeps)) as segments:
         for sampler, members, record, count in segments:
             if count > 0:
                 owner[id(sampler)].record(members, record)

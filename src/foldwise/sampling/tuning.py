@@ -27,13 +27,16 @@ from foldwise.sampling.metric import (
     rung_curvature,
     shared_metric,
 )
+from foldwise.scores.dependent import given_training
 from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.scores.evidence import FullData
+from foldwise.support.memory import most_values
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.seeds import Stream, generator
 
-# Folds times full-data draws kept for the bridge (8 bytes each); beyond it draws are thinned.
-_FULL_VALUES = 2**27
+# Folds times full-data draws kept for the bridge (8 bytes each); beyond it, or the
+# share of a limit of memory, draws are thinned.
+FULL_VALUES, FULL_SHARE = 2**27, 0.1
 # Folds times dimension^2 for a metric of each fold's own (8 bytes each, three arrays).
 _METRIC_VALUES = 2**26
 # Draws at which a coordinate must have no gradient to count as local.
@@ -54,7 +57,8 @@ def partner_draws(fit: Fit, folds: int) -> tuple[Float[np.ndarray, "chain draw d
     Where chains are short ones laid end to end, a batch is a number of whole ones.
     """
     positions, piece = fit.end_to_end
-    thin = max(1, -(-positions.shape[0] * positions.shape[1] * folds // _FULL_VALUES))
+    most = most_values(FULL_VALUES, FULL_SHARE)
+    thin = max(1, -(-positions.shape[0] * positions.shape[1] * folds // most))
     positions, piece = positions[:, ::thin], max(piece // thin, 1)
     chains, draws, _ = positions.shape
     time = chains * draws / max(float(np.nanmin(fit.ess)), 1.0)
@@ -80,6 +84,11 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullDraws:
     """Evaluate every fold's left-out rows at the full-data draws."""
     by_chain, length = partner_draws(fit, len(folds))
     chains, positions = len(by_chain), by_chain.reshape(-1, model.dimension)
+    if model.joint_log_likelihood is not None:
+        found = given_training(model, folds, positions)
+        unknown = np.full(len(folds.test_rows), np.nan)
+        scores = FullData(found.tested, unknown, chains, length)
+        return FullDraws(positions, found.left_out, scores)
     joint = np.empty((len(folds), len(positions)))
     complete = bool(np.all(folds.n_train + folds.n_test == folds.n))
     held_out = joint if complete else np.empty_like(joint)

@@ -27,6 +27,7 @@ from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.cell_sets import Needs, Values, needs_of
+from foldwise.scores.dependent import given_training
 from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT
 from foldwise.scores.needs import classes_of, emitted
 from foldwise.scores.rules import LOG_SCORES
@@ -42,10 +43,12 @@ from foldwise.scores.weighing import (
     weighed,
 )
 from foldwise.support.keeping import Keeper, keeper
+from foldwise.support.memory import most_values
 
 _NO_DRAWS = FullSample(np.zeros((0, 0)), 1, 1)
-# Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each).
-_VALUES = 2**25
+# Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each),
+# and the share of a limit of memory that they may take.
+VALUES, VALUES_SHARE = 2**25, 0.06
 # The same of what is smoothed at once, in several arrays that should stay in the cache.
 _BLOCK_VALUES = 2**20
 # The share of draws that weights must be worth as equal ones.
@@ -135,9 +138,12 @@ def by_importance(
     def scored(piece: Int[np.ndarray, " fold"]) -> list[Importance]:
         """Records of some folds, block by block, without the draws, which all share."""
         some = folds[piece]
-        needs = needs_of(structure, some, emit.by_row)
-        values = Values(model, structure, needs, positions)
-        found = _evaluate(values, needs, some, draws, impossible)
+        if model.joint_log_likelihood is None:
+            needs = needs_of(structure, some, emit.by_row)
+            values = Values(model, structure, needs, positions)
+            found = _evaluate(values, needs, some, draws, impossible)
+        else:
+            found = _evaluate_jointly(model, some, positions, emit.by_row)
         if excess is not None:
             found = found._replace(left_out=found.left_out - excess)
         if arrays_held(emit):
@@ -151,7 +157,7 @@ def by_importance(
         return [replace(record, draws=_NO_DRAWS) for record in records]
 
     parts, keeps = list[Importance](), keeper() if excess is None else Keeper()
-    for piece in in_pieces(sizes, _VALUES // len(positions)):
+    for piece in in_pieces(sizes, most_values(VALUES, VALUES_SHARE) // len(positions)):
         parts += keeps.made("weights", partial(scored, piece))
     return replace(_joined(parts), draws=draws)
 
@@ -281,6 +287,17 @@ def _evaluate(
     unsettled = _touched(needs, values.unsettled, folds)
     full_folds, full_rows = full_folds - np.log(count), full_rows - np.log(count)
     return _Evaluated(m, t, rows, full_folds, full_rows, cut_off, unsettled)
+
+
+def _evaluate_jointly(
+    model: Model, folds: Folds, positions: Float[np.ndarray, "draw d"], by_row: bool
+) -> _Evaluated:
+    """The same where rows depend on each other; what the full data say of rows is not known."""
+    found = given_training(model, folds, positions, by_row)
+    nothing = np.zeros(len(folds), bool)
+    full = scipy.special.logsumexp(found.tested, axis=1) - np.log(len(positions))
+    unknown = np.full(len(folds.test_rows), np.nan)
+    return _Evaluated(found.left_out, found.tested, found.rows, full, unknown, nothing, nothing)
 
 
 def _times(matrix: scipy.sparse.csr_array, values: np.ndarray) -> np.ndarray:

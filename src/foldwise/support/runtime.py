@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +37,8 @@ _CACHE_MIN_COMPILE_SECONDS = 0.2
 _MOST_DEVICES = 64
 # Seconds within which a program of the cache may still be being written by another process.
 _BEING_WRITTEN = 60.0
+# Whether programs have one lane.
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 # Whether this process was forked after JAX had started.
 _FORKED = False
 # Limits of memory that containers have, and what of it is in use, by version of Linux's groups.
@@ -175,8 +178,25 @@ def _requested_devices() -> int:
     return int(setting)
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within this, programs have one lane: others of the machine's cores have work of their own."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
+
+def _devices() -> int:
+    """Number of devices that a program runs on."""
+    return 1 if _ALONE.get() else jax.local_device_count()
+
+
 def lanes() -> int:
     """Number of pieces that run side by side: the devices, or the cores if there is one device."""
+    if _ALONE.get():
+        return 1
     devices = jax.local_device_count()
     if devices == 1 and jax.default_backend() == "cpu":
         return cores()
@@ -275,7 +295,7 @@ class Program:
         precision: str = "float64",
     ):
         self.precision = precision
-        self.devices = jax.local_device_count()
+        self.devices = _devices()
         self.lanes = lanes()
         began = time.perf_counter()
         with precision_context(precision):
@@ -365,7 +385,7 @@ def compiled(
         shared = (shared, selection)
     leaves, tree = jax.tree.flatten(_shapes((sharded, shared)))
     shapes = tuple((leaf.shape, leaf.dtype.str) for leaf in leaves)
-    key = (what, jax.local_device_count(), lanes(), precision, shapes, tree)
+    key = (what, _devices(), lanes(), precision, shapes, tree)
     if key not in programs:
         chosen = function if selection is None else of_selection
         programs[key] = Program(chosen, sharded, shared, precision)
