@@ -126,7 +126,7 @@ def test_full_data_error_is_shared_by_the_folds(prepared, results):
 def test_effective_parameters_of_a_regression(results):
     """About as many as there are coefficients, for leave-one-out with a weak prior."""
     result = results("regression", "log", "bridge", "draws")
-    assert result.p == pytest.approx(4, abs=2)
+    assert result.optimism == pytest.approx(4, abs=2)
 
 
 def test_standard_errors(prepared, results):

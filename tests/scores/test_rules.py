@@ -734,7 +734,7 @@ def test_comparison_over_the_folds_that_all_have(prepared, results):
         size = whole.folds["n_test"].values[:3] if score == "mse" else np.ones(3)
         error = np.sqrt(((size * whole.folds["mcse"].values[:3]) ** 2).sum()) / size.sum()
         error = error if score == "mse" else 3 * error
-        assert pair.model_mcse[0] == pytest.approx(error, rel=1e-6)
+        assert pair.paired.mcse[0] == pytest.approx(error, rel=1e-6)
 
 
 # the flag is what is tested, by pytest.warns or in the table
