@@ -138,7 +138,7 @@ def tamper(monkeypatch):
     """tamper(fold, chain, draw, value): change what is recorded of one fold."""
 
     def patch(fold, chain, draw, value):
-        original = sampler_module._run_block
+        original = sampler_module.run_block
 
         def run_block(*arguments):
             for sampler, members, record, count in original(*arguments):
@@ -147,7 +147,7 @@ def tamper(monkeypatch):
                     scores[list(members).index(fold), chain, draw] = value
                 yield sampler, members, record._replace(scores=scores), count
 
-        monkeypatch.setattr(sampler_module, "_run_block", run_block)
+        monkeypatch.setattr(sampler_module, "run_block", run_block)
 
     return patch
 
@@ -253,7 +253,7 @@ def test_a_fold_is_flagged_when_the_draws_it_borrows_are_bad(prepared, tamper):
 def test_interrupting_a_run_leaves_nothing_behind(prepared, monkeypatch):
     result = run(prepared)
     before, elpd = result.draws.copy(), result.elpd
-    original, calls = sampler_module._run_block, []
+    original, calls = sampler_module.run_block, []
 
     def interrupted(*arguments):
         for item in original(*arguments):
@@ -261,7 +261,7 @@ def test_interrupting_a_run_leaves_nothing_behind(prepared, monkeypatch):
             yield item
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sampler_module, "_run_block", interrupted)
+    monkeypatch.setattr(sampler_module, "run_block", interrupted)
     with pytest.raises(KeyboardInterrupt):
         result.extend(100)
     with pytest.raises(KeyboardInterrupt):

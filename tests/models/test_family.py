@@ -96,13 +96,13 @@ def test_members_are_sampled_side_by_side(monkeypatch):
 
     monkeypatch.setattr(sampler_module.Sampler, "_start_from", start_from)
     family, blocks = regression_family(problem), []
-    original = sampler_module._run_block
+    original = sampler_module.run_block
 
     def watched(program, pieces, *arguments):
         blocks.append([sampler.program.model.name for sampler, _ in pieces])
         return original(program, pieces, *arguments)
 
-    monkeypatch.setattr(sampler_module, "_run_block", watched)
+    monkeypatch.setattr(sampler_module, "run_block", watched)
     arguments = {"scores": ("log", "crps"), "keep": "position", "progress": False}
     together = by_chains(family, problem.folds, seed=5, **arguments)
     assert blocks == [[member.name for member in family]]
