@@ -4,13 +4,33 @@ BIN := .venv/bin
 # Where tests and benches find the published data sets; they are not part of the repository.
 export FOLDWISE_DATA ?= $(abspath ../shared/data)
 
-.PHONY: demo test lint types format docs bench compare-quick studies clean
+# Python for the newest versions of everything.
+NEWEST ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) $(shell command -v python3.13))
+# Tests that take a minute or two, of what depends most on other packages.
+FAST := tests/support tests/folds tests/scores/test_sums.py tests/scores/test_bridge.py tests/scores/test_diagnostics.py \
+	tests/models/test_model.py tests/results/test_files.py tests/results/test_sealing.py tests/test_surroundings.py
+
+.PHONY: print-newest test-newest fast-newest test-oldest demo test lint types format docs bench compare-quick studies clean
 
 demo: .venv/installed
 	$(BIN)/foldwise demo
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# the whole suite with the newest Python, JAX and ArviZ that install; weekly
+test-newest: .venv-newest/installed
+	.venv-newest/bin/python -m pytest -n 2 --dist loadfile
+
+print-newest:
+	@echo $(NEWEST)
+
+fast-newest: .venv-newest/installed
+	.venv-newest/bin/python -m pytest -n 2 --dist loadfile $(FAST)
+
+# the oldest versions that pyproject.toml allows
+test-oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile $(FAST)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -46,7 +66,19 @@ studies: .venv/installed-dev
 	$(BIN)/python bench/studies.py $(if $(FIGURES),--figures $(FIGURES))
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-newest .venv-oldest build dist
+
+.venv-newest/installed: pyproject.toml
+	test -n "$(NEWEST)" || { echo "Python 3.13 was not found: make test-newest NEWEST=/path/to/python"; exit 1; }
+	$(NEWEST) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e ".[dev]"
+	touch $@
+
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e . \
+		cloudpickle pytest pytest-xdist
+	touch $@
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'foldwise needs Python 3.11 or later, got ' + sys.version)"
