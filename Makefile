@@ -1,16 +1,15 @@
 # On a machine with Python 3.11 or later and make, each target installs what it needs into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# The Pythons of test-newest and test-oldest, which have environments of their own.
+NEWEST := 3.13
+OLDEST := 3.11
+PYTHON_NEWEST ?= $(shell .ci/find-python $(NEWEST))
+PYTHON_OLDEST ?= $(shell .ci/find-python $(OLDEST))
 # Where tests and benches find the published data sets; they are not part of the repository.
 export FOLDWISE_DATA ?= $(abspath ../shared/data)
 
-# Python for the newest versions of everything.
-NEWEST ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) $(shell command -v python3.13))
-# Tests that take a minute or two, of what depends most on other packages.
-FAST := tests/support tests/folds tests/scores/test_sums.py tests/scores/test_bridge.py tests/scores/test_diagnostics.py \
-	tests/models/test_model.py tests/results/test_files.py tests/results/test_sealing.py tests/test_surroundings.py
-
-.PHONY: print-newest test-newest fast-newest test-oldest demo test lint types format docs bench compare-quick studies clean
+.PHONY: demo test test-newest test-newest-fast test-oldest lint types format docs bench compare-quick studies clean
 
 demo: .venv/installed
 	$(BIN)/foldwise demo
@@ -18,19 +17,17 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# the whole suite with the newest Python, JAX and ArviZ that install; weekly
-test-newest: .venv-newest/installed
+# the whole suite on Python 3.13 with the newest of every package, not held by constraints.txt
+test-newest: .venv-newest/installed-dev
 	.venv-newest/bin/python -m pytest -n 2 --dist loadfile
 
-print-newest:
-	@echo $(NEWEST)
+# what is marked fast, from files that need few packages: PyMC and Bambi are in test-newest only
+test-newest-fast: .venv-newest/installed
+	.venv-newest/bin/python -m pytest -n 2 --dist loadfile -m fast $$(grep -rl --include="test_*.py" "mark\.fast" tests)
 
-fast-newest: .venv-newest/installed
-	.venv-newest/bin/python -m pytest -n 2 --dist loadfile $(FAST)
-
-# the oldest versions that pyproject.toml allows
+# the whole suite with the oldest versions that pyproject.toml allows; these warn of what is newer
 test-oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile $(FAST)
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -W ignore::DeprecationWarning -W ignore::FutureWarning
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -68,18 +65,6 @@ studies: .venv/installed-dev
 clean:
 	rm -rf .venv .venv-newest .venv-oldest build dist
 
-.venv-newest/installed: pyproject.toml
-	test -n "$(NEWEST)" || { echo "Python 3.13 was not found: make test-newest NEWEST=/path/to/python"; exit 1; }
-	$(NEWEST) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e ".[dev]"
-	touch $@
-
-.venv-oldest/installed: pyproject.toml constraints-oldest.txt
-	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e . \
-		cloudpickle pytest pytest-xdist
-	touch $@
-
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'foldwise needs Python 3.11 or later, got ' + sys.version)"
 	$(PYTHON) -m venv .venv
@@ -92,4 +77,25 @@ clean:
 
 .venv/installed-docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+.venv-newest/installed: pyproject.toml
+	test -n "$(PYTHON_NEWEST)" || { echo "no Python $(NEWEST) is found: install it, or say where: make PYTHON_NEWEST=/path/to/python" >&2; exit 1; }
+	$(PYTHON_NEWEST) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -e ".[numpyro,sklearn]" polars pytest pytest-xdist
+	.venv-newest/bin/python -m pip list --disable-pip-version-check
+	touch $@
+
+.venv-newest/installed-dev: .venv-newest/installed
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e ".[dev]"
+	.venv-newest/bin/python -m pip list --disable-pip-version-check
+	touch $@
+
+.venv-oldest/installed: pyproject.toml .ci/oldest.py
+	test -n "$(PYTHON_OLDEST)" || { echo "no Python $(OLDEST) is found: install it, or say where: make PYTHON_OLDEST=/path/to/python" >&2; exit 1; }
+	$(PYTHON_OLDEST) -m venv --clear .venv-oldest
+	$(PYTHON_OLDEST) .ci/oldest.py > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary -c .venv-oldest/constraints.txt -e ".[all]" polars pytest pytest-xdist scoringrules
+	.venv-oldest/bin/python -m pip list --disable-pip-version-check
 	touch $@

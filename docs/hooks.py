@@ -13,7 +13,7 @@ from latex2mathml.converter import convert
 
 # pymdownx.arithmatex marks formulas like this; browsers render MathML without scripts
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
-COMMANDS = ("demo", "study", "run", "show", "plot", "report")
+COMMANDS = ("demo", "study", "run", "resume", "show", "plot", "report")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -1,22 +1,37 @@
-"""Draw the figure of README from README's own example.
+"""Draw the figures of README and of the gallery from README's and the tutorial's own examples.
 
 python docs/make_figures.py
 """
 
+import re
+from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from run_pages import ROOT, blocks
 
-from foldwise.results.figures import plot_difference, save_figures
+import foldwise as fw
+
+FIGURES = ROOT / "docs" / "figures"
+# a heading of the gallery, the call below it and its picture
+CALL = re.compile(r"^    (fw\.plot_[^\n]*)$.*?\(figures/(\w+)\.png\)", re.MULTILINE | re.DOTALL)
+
+
+def namespace_of(page: Path, count: int | None = None) -> dict[str, Any]:
+    """What the first Python blocks of a page have made."""
+    found: dict[str, Any] = {}
+    for block in blocks(page.read_text())[:count]:
+        exec(block.code, found)
+    return found
 
 
 def main() -> None:
-    """Run the two blocks that compare two models, and draw their difference by fold."""
-    namespace: dict[str, Any] = {}
-    for block in blocks((ROOT / "README.md").read_text())[:2]:
-        exec(block.code, namespace)
-    figure = plot_difference(*namespace["results"])
-    save_figures({"difference": figure}, ROOT / "docs" / "figures")
+    """Draw all figures, in 64 colours, which keeps files small."""
+    tutorial = namespace_of(ROOT / "docs" / "tutorial.md")
+    gallery = (ROOT / "docs" / "gallery.md").read_text()
+    figures = {name: eval(call, {"fw": fw}, tutorial) for call, name in CALL.findall(gallery)}
+    for path in fw.save_figures(figures, FIGURES):
+        Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 if __name__ == "__main__":

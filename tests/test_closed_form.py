@@ -6,12 +6,12 @@ from problems import by_chains
 
 CASES = [
     ("normal_mean", "log", "mean"),
-    ("normal_mean", "log", "bridge"),
+    pytest.param("normal_mean", "log", "bridge", marks=pytest.mark.fast),
     ("regression", "log", "mean"),
     ("regression", "log", "bridge"),
     ("five_fold", "log", "mean"),
     ("five_fold", "log", "bridge"),
-    ("five_fold", "log_pointwise", "auto"),
+    pytest.param("five_fold", "log_pointwise", "auto", marks=pytest.mark.fast),
     ("blocked", "log", "mean"),
     ("hierarchical", "log", "bridge"),
     ("autoregression", "log", "mean"),

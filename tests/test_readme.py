@@ -60,3 +60,27 @@ def test_every_public_name_is_in_the_reference():
 def test_docstring_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
+
+
+def test_the_table_of_rivals_is_short():
+    """At most eight rows and six columns; the full one is in the documentation."""
+    section = (ROOT / "README.md").read_text().split("## Beside what you might use instead")[1]
+    lines = [line for line in section.split("## ")[0].splitlines() if line.startswith("|")]
+    assert 3 <= len(lines) <= 10
+    assert {line.count("|") - 1 for line in lines} == {6}
+
+
+def test_the_citation_has_what_the_format_asks_for():
+    yaml = pytest.importorskip("yaml")
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(found)
+    assert found["version"] == fw.__version__
+    assert len(found["preferred-citation"]["authors"]) == 5
+
+
+def test_every_figure_of_the_gallery_has_a_call_that_exists():
+    text = (ROOT / "docs" / "gallery.md").read_text()
+    calls = re.findall(r"^    fw\.(plot_\w+)\(", text, re.M)
+    assert set(calls) == {name for name in fw.__all__ if name.startswith("plot_")}
+    for name in re.findall(r"\(figures/(\w+)\.png\)", text):
+        assert (ROOT / "docs" / "figures" / f"{name}.png").is_file(), name

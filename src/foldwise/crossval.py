@@ -194,10 +194,10 @@ def cross_validate(
     aim |= {} if memory_limit is None else {"memory_limit": limit_of(memory_limit)}
     check_memory(models, folds, settings, goal, weighted, memory_limit)
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
-    _begin_to_compile(models, folds, settings, weighted)
-    import_meanwhile("arviz_stats.base", "xarray")
     share = None if memory_limit is None else limit_of(memory_limit)
     with working(executor), limited(share), kept, Progress(progress) as bar:
+        _begin_to_compile(models, folds, settings, weighted)
+        import_meanwhile("arviz_stats.base", "xarray")
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
             fits.append(_fit(candidate, fit, own_seed, bar, weighted))

@@ -25,6 +25,8 @@ from foldwise.folds.schemes import (
 )
 from foldwise.folds.time_and_space import h_block, hv_block, leave_future_out, spatial_block
 
+pytestmark = pytest.mark.fast
+
 SEED = int(os.environ.get("FOLDWISE_TEST_SEED", "0"))
 RNG = np.random.default_rng(SEED)
 GROUPS = np.array(["c", "a", "b", "a", "c", "c", "d", "a", "d", "b", "c", "a", "e"])

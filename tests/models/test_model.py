@@ -7,6 +7,7 @@ from problems import by_chains
 import foldwise as fw
 from foldwise.models.evaluate import rows_at
 
+pytestmark = pytest.mark.fast
 Y = np.array([0.5, -1.0, 2.0, 0.1])
 
 

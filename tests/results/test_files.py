@@ -27,6 +27,7 @@ from foldwise.sampling.metric import SharedMetric
 # ---------------------------------------------------------------- save and load
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("which", ["loo", "by_row", "online"])
 def test_round_trip_keeps_every_bit(which, regression, loo, by_row, tmp_path):
     result = {"loo": loo, "by_row": by_row}.get(which) or regression.run(memory="online")
@@ -90,6 +91,7 @@ NAMES = {
 }
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("kind", NAMES)
 def test_fold_names_keep_their_kind(kind, by_row, regression, tmp_path):
     folds = replace(problems.five_fold().folds, names=NAMES[kind])
@@ -107,6 +109,7 @@ def test_labels_of_another_kind_are_saved_as_text(loo, tmp_path):
     assert storage.load(path).test["y"].tolist() == ["1j", "(1, 2)", "b"]
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("dtype", ["f2", "f4", ">f8", "c16", "i1", "u8", "?", "m8[s]", "S3"])
 def test_observations_keep_their_type(dtype, loo, tmp_path):
     y = np.arange(6).astype(dtype).reshape(3, 2)
@@ -134,6 +137,7 @@ def test_info_keeps_its_types(loo, tmp_path):
     assert found == expected
 
 
+@pytest.mark.fast
 def test_a_score_group_is_readable_without_foldwise(by_row, tmp_path):
     path = storage.save(by_row, tmp_path / "r.nc")
     with xr.open_dataset(path, group="scores/log/folds", engine="h5netcdf") as table:
@@ -150,6 +154,7 @@ def test_a_score_group_is_readable_without_foldwise(by_row, tmp_path):
         assert set(file) == {"scores", "mixing", "test", "draws", "state"}
 
 
+@pytest.mark.fast
 def test_dates_are_dates_for_other_readers(by_row, tmp_path):
     folds = replace(problems.five_fold().folds, names=NAMES["days"])
     path = storage.save(crossval.summarise(replace(by_row.run, folds=folds)), tmp_path / "r.nc")
@@ -265,6 +270,7 @@ def test_load_refuses_a_file_cut_short(share, saved):
     assert caught.value.__cause__ is not None
 
 
+@pytest.mark.fast
 def test_load_notices_a_changed_number(saved, loo):
     raw, number = saved.read_bytes(), np.float64(loo.elpd).tobytes()
     assert raw.count(number) == 1
@@ -273,6 +279,7 @@ def test_load_notices_a_changed_number(saved, loo):
         storage.load(saved)
 
 
+@pytest.mark.fast
 def test_load_notices_a_missing_group(saved):
     with h5py.File(saved, "r+") as file:
         del file["mixing"]
@@ -434,6 +441,7 @@ def test_restore_needs_a_state(loo, regression):
 # ---------------------------------------------------------------- files of older versions
 
 
+@pytest.mark.fast
 def test_a_file_from_before_sums_had_parts_goes_on(tmp_path):
     """Written when sums by row and bridges' grids were fields of the running sums."""
     y = np.array([0.3, -1.2, 0.8, 0.1, 1.4, -0.6])

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from by_hand import A, B, by_row, flat, make, widest
+from by_hand import A, B, flat, make, widest
 from scipy.special import stdtrit
 
 import foldwise as fw
@@ -175,7 +175,15 @@ def test_errors_of_every_score_cluster_by_group(prepared, seed, score):
 
 
 def test_stacking_of_rows_whatever_the_error_is_taken_over():
-    a, b = by_row([-1.0, -2.0, -3.0, -1.0, -1.0]), by_row([-2.0, -2.5, -2.5, -3.0, -1.5])
+    a, b = (
+        make(
+            np.add.reduceat(values, [0, 2, 4]),
+            test=[[0, 1], [2, 3], [4]],
+            row_elpd=values,
+            score="log_pointwise",
+        )
+        for values in ([-1.0, -2.0, -3.0, -1.0, -1.0], [-2.0, -2.5, -2.5, -3.0, -1.5])
+    )
     want = compare({"a": a, "b": b}).table["stacking"]
     for result in (a, b):
         object.__setattr__(result.score("log_pointwise"), "pointwise", False)

@@ -41,6 +41,7 @@ def test_batch_means_variance_of_an_autocorrelated_mean(rng):
     assert found == pytest.approx(3 / 8000, rel=0.1)
 
 
+@pytest.mark.fast
 def test_rhat_agrees_with_arviz(rng):
     scores = chains(rng, 20, 4)
     sums = sums_of(scores)
@@ -115,6 +116,7 @@ def test_pareto_k_of_known_tails(rng):
         assert np.mean(k) == pytest.approx(shape, abs=0.08)
 
 
+@pytest.mark.fast
 def test_pareto_k_is_that_of_arviz(rng):
     scores = rng.normal(size=(3, 4, 100))
     found = diagnostics.pareto_k(sums_of(scores).largest, 400)

@@ -22,6 +22,8 @@ from foldwise.support.verlet import leapfrog
 DENSE_MOTION = 100
 # Points in one call, fewer where there are more row values than this.
 _POINTS, _ROW_VALUES = 100, 2**19
+# Draws and sets of rows of a call, where rows depend on each other.
+_JOINT_DRAWS, _JOINT_SETS = 64, 16
 # Points whose row values (8 bytes each) stay in the cache of a core are evaluated side by side.
 _CACHE_VALUES = 2**18
 
@@ -43,6 +45,13 @@ class Rows(Protocol):
     def flat_log_likelihood(self, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """Log density of each row."""
 
+    @property
+    def joint_log_likelihood(self) -> Callable[..., Array] | None:
+        """Joint log density of some rows, where rows depend on each other."""
+
+    def flat_joint(self, flat: Float[Array, " d"], rows: Bool[Array, " row"]) -> Float[Array, ""]:
+        """The same of a flat position."""
+
     def flat_derivatives(self, flat: Float[Array, " d"]) -> tuple[Array, Array]:
         """First and second derivative of each row's log density by its observed value."""
 
@@ -60,11 +69,19 @@ def masked_log_density(
 
     log prior + sum of rows that train + ``temper`` times the sum of those that do not. Without
     ``train`` all rows do. A row that does not train counts nothing, even where its density is zero.
+    Where rows depend on each other, what tempers is the density of the others given those that
+    train, and there are no densities of rows.
     """
     # what is traced first decides in which order gradients add up: NUTS shows the last bits of it
     if train is None:
         prior, rows = model.flat_log_prior(flat), model.flat_log_likelihood(flat)
         return prior + rows.sum(), rows
+    if model.joint_log_likelihood is not None:
+        seen, prior = model.flat_joint(flat, train), model.flat_log_prior(flat)
+        if temper is not None:
+            every = model.flat_joint(flat, jnp.ones_like(train))
+            seen += jnp.where(temper > 0, temper * (every - seen), 0.0)
+        return prior + seen, jnp.zeros(model.n_obs, flat.dtype)
     rows = model.flat_log_likelihood(flat)
     prior = model.flat_log_prior(flat)
     # not zero times the score: a test row of density zero must not stop the chain
@@ -209,6 +226,33 @@ def rows_program(model: Rows) -> tuple[Any, int]:
         return model.flat_log_prior(q), model.flat_log_likelihood(q)
 
     return batch_program(model, "rows", prior_and_rows)
+
+
+def joints_at(
+    model: Rows, flat: Float[np.ndarray, "draw d"], masks: Bool[np.ndarray, "set row"]
+) -> Float[np.ndarray, "set draw"]:
+    """Joint log density of each set of rows at flat positions, where rows depend on each other."""
+
+    def densities(draws: Array, some: Array) -> Array:
+        def of_draw(q: Array) -> Array:
+            return jax.lax.map(lambda rows: model.flat_joint(q, rows), some)
+
+        return jax.lax.map(of_draw, draws)
+
+    batch, room = _JOINT_DRAWS * lanes(), min(_JOINT_SETS, len(masks))
+    shape = np.zeros((batch, model.dimension))
+    program = compiled(model, "joints", densities, shape, np.zeros((room, model.n_obs), bool))
+    found = np.empty((len(masks), len(flat)))
+    for first in range(0, len(masks), room):
+        some = masks[first : first + room]
+        padded = np.resize(some, (room, model.n_obs))
+        parts = [values for (values,) in in_batches(_alone(program), batch, flat, padded)]
+        found[first : first + room] = np.concatenate(parts)[:, : len(some)].T
+    return found
+
+
+def _alone(program: Any) -> Callable[[Any, Any], tuple[Any]]:
+    return lambda sharded, shared: (program(sharded, shared),)
 
 
 def derivatives_at(

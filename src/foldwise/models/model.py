@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from foldwise.models.evaluate import gradients, rows_at
 from foldwise.models.purity import Trace, trace, unjitted
@@ -45,7 +45,7 @@ class Model:
     log_likelihood
         ``log_likelihood(position)``: array of shape ``(n_obs,)``, the log density of each row.
         Rows are independent given the position, or depend on earlier rows only (autoregressions).
-        May be left out when ``row_log_density`` and ``y`` are given.
+        None when ``row_log_density`` and ``y`` are given, or ``joint_log_likelihood``.
     init
         A position (any pytree of floating-point arrays) or a function of a JAX key that gives one.
     n_obs
@@ -64,6 +64,13 @@ class Model:
         ``unconstrain(parameters)``: the position, the inverse of ``constrain``.
     name
         Printed in tables.
+    joint_log_likelihood
+        ``joint_log_likelihood(position, rows)``: scalar joint log density of the rows that the
+        boolean array ``rows`` marks, the others unseen (integrated out), for rows that depend on
+        each other given the position: errors correlated in time or space, Gaussian processes,
+        Kalman filters. Instead of ``log_likelihood``. A fold's posterior is that of
+        ``log_prior + joint_log_likelihood(position, train)``, and its log score is the log density
+        of the test rows given the training rows and the position, the difference of two such.
 
     Examples
     --------
@@ -89,6 +96,7 @@ class Model:
     constrain: Callable[[Position], Any] | None = None
     unconstrain: Callable[[Any], Position] | None = None
     name: str | None = None
+    joint_log_likelihood: Callable[[Position, Bool[Array, " row"]], Float[Array, ""]] | None = None
 
     # which model of a family it is: nothing for a model that is not of a family
     selection: ClassVar[Any] = ()
@@ -103,7 +111,9 @@ class Model:
         if self.y is not None:
             self.__dict__["_given_y"] = _observed(self.y, self.n_obs)
             object.__setattr__(self, "y", _own_copy(self.__dict__["_given_y"]))
-        if self.log_likelihood is None:
+        if self.joint_log_likelihood is not None:
+            self._take_joint()
+        elif self.log_likelihood is None:
             if self.row_log_density is None or self.y is None:
                 raise TypeError(
                     "a model needs log_likelihood(position), or row_log_density(position, y) "
@@ -115,6 +125,31 @@ class Model:
             raise TypeError(
                 f"log_likelihood must be a function of a position, got {self.log_likelihood!r}"
             )
+
+    def _take_joint(self) -> None:
+        """Let the first row stand for all, where their density is known jointly."""
+        if self.log_likelihood is not None:
+            raise TypeError(
+                "rows are independent, with log_likelihood(position), or not, with "
+                "joint_log_likelihood(position, rows); both were given: leave log_likelihood out"
+            )
+        if not callable(self.joint_log_likelihood):
+            raise TypeError(
+                "joint_log_likelihood must be a function of a position and of a boolean array of "
+                f"rows, got {self.joint_log_likelihood!r}"
+            )
+        joint, n = unjitted(self.joint_log_likelihood), self.n_obs
+
+        def log_likelihood(position: Position) -> Array:
+            whole = jnp.asarray(joint(position, jnp.ones(n, bool)))
+            if whole.shape != ():
+                raise ValueError(
+                    "joint_log_likelihood(position, rows) must be a scalar, the joint log density "
+                    f"of the rows marked, but has shape {whole.shape}; sum the log densities"
+                )
+            return jnp.zeros(n, whole.dtype).at[0].set(whole)
+
+        object.__setattr__(self, "log_likelihood", log_likelihood)
 
     @property
     def label(self) -> str:
@@ -185,6 +220,12 @@ class Model:
     def flat_log_likelihood(self, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """Log likelihood of each row at a flat position."""
         return jnp.asarray(unjitted(self._function("log_likelihood"))(self.unflatten(flat)))
+
+    def flat_joint(self, flat: Float[Array, " d"], rows: Bool[Array, " row"]) -> Float[Array, ""]:
+        """Joint log density of the rows marked, of a model whose rows depend on each other."""
+        return jnp.asarray(
+            unjitted(self._function("joint_log_likelihood"))(self.unflatten(flat), rows)
+        )
 
     def flat_simulate(self, key: jax.Array, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """One replicate of each row at a flat position."""

@@ -116,6 +116,8 @@ def find_cells(model: Model, positions: Float[np.ndarray, "draw d"]) -> Structur
     (30 of which are always allowed): then nothing is found that belongs to groups.
     """
     n, d = model.n_obs, model.dimension
+    if model.joint_log_likelihood is not None:  # then all rows hang together
+        return without_cells(model)
     chosen = np.linspace(0, len(positions) - 1, min(DRAWS, len(positions))).astype(int)
     rows, prior, unclear = _Pairs(n, d), _Pairs(d, d), np.zeros(d, bool)
     rng = np.random.default_rng(0)

@@ -12,7 +12,14 @@ from jaxtyping import Float
 from foldwise.results.identity import folds_of_scheme
 from foldwise.results.numbers import error_text, fixed, listed, places, probability_text, se_text
 from foldwise.results.result import flags
-from foldwise.results.verdict import BETTER, RELIABLE, UNDECIDED, Verdict, standing
+from foldwise.results.verdict import (
+    BETTER,
+    RELIABLE,
+    UNDECIDED,
+    Verdict,
+    standing,
+    troubles_of,
+)
 from foldwise.scores.rules import LOG_SCORES, RULES, column, find_rule
 from foldwise.support.words import counted, duration
 
@@ -183,6 +190,8 @@ def _sampling_lines(result: CVResult) -> list[str]:
         lines += _wrap(_ran(table, chained))
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
+    if result.info.get("fit_problems") and not troubles_of("", result):  # else it is said above
+        lines += _wrap(f"check the full-data fit first: {result.info['fit_problems']}")
     return lines
 
 

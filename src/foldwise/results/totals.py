@@ -18,10 +18,14 @@ def unit_of(table: xr.Dataset, rows: xr.Dataset | None, pointwise: bool) -> str:
 
     Rows, where there is a score by row and rows are left out one by one or at random
     (``pointwise``, random and stratified K-fold). Folds where whole groups, blocks or times are
-    left out: rows of one such fold are predicted well or badly together.
+    left out: rows of one such fold are predicted well or badly together. Rows that several folds
+    test, as in repeated K-fold, count once each.
     """
-    alone = rows is not None and bool((table["n_test"].values == 1).all())
-    return "row" if rows is not None and (pointwise or alone) else "fold"
+    if rows is None:
+        return "fold"
+    alone = bool((table["n_test"].values == 1).all())
+    repeated = bool((rows["weight"].values < 1.0).any())
+    return "row" if pointwise or alone or repeated else "fold"
 
 
 def units(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from foldwise.models.evaluate import rows_at
+from foldwise.models.evaluate import joints_at, rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure, find_cells, without_cells
 from foldwise.sampling.pooled import Draws
@@ -113,6 +113,11 @@ class Marginal:
     def __call__(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, " point"]:
         """Log densities; -inf where an integral has no mode or a value is no number."""
         positions, value = self.placed(points), np.zeros(len(points))
+        self.evaluations += len(points)
+        if self.model.joint_log_likelihood is not None:
+            value = joints_at(self.model, positions, self.keep[None])[0]
+            value = value + np.concatenate([prior for prior, _ in rows_at(self.model, positions)])
+            return np.where(np.isfinite(value), value, -np.inf)
         lost = np.zeros(len(points), bool)
         if len(self.structure):
             nodes = rule(self.nodes, self.dimensions)
@@ -124,7 +129,6 @@ class Marginal:
             value = value + np.concatenate([rows[:, self.alone].sum(axis=1) for _, rows in parts])
             if not len(self.structure):
                 value = value + np.concatenate([prior for prior, _ in parts])
-        self.evaluations += len(points)
         return np.where(lost | ~np.isfinite(value), -np.inf, value)
 
     def slopes(

@@ -102,6 +102,8 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
     def of_chain(q: Array, fold: FoldData) -> tuple[Array, Array, Array]:
         def log_density(q: Array) -> tuple[Array, Array]:
             value, rows = masked_log_density(model, q, fold.train, fold.temper)
+            if model.joint_log_likelihood is not None:
+                return value, _joint_targets(model, q, fold, by_row)
             targets = jnp.where(fold.valid, rows[fold.rows], 0.0)
             return value, targets if by_row else targets.sum(axis=-1)
 
@@ -111,6 +113,27 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
 
     all_folds = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))
     return lambda position: all_folds(position, data)
+
+
+def _joint_targets(model: Model, q: Array, fold: FoldData, by_row: bool) -> Array:
+    """Log densities of the targets' rows, where rows depend on each other.
+
+    Of target 0, the fold's own test rows, given its training rows; of target 1, which are training
+    rows, given the other ones.
+    """
+
+    def marked(rows: Array, valid: Array) -> Array:
+        return jnp.zeros(model.n_obs, bool).at[rows].max(valid)
+
+    def given_others(rows: Array) -> Array:
+        """Of rows that train or do not, given the training rows without them."""
+        return model.flat_joint(q, fold.train | rows) - model.flat_joint(q, fold.train & ~rows)
+
+    if not by_row:
+        return jax.lax.map(given_others, jax.vmap(marked)(fold.rows, fold.valid))
+    own, others = fold.rows.reshape(-1), fold.valid.reshape(-1)
+    single = jax.vmap(lambda row, valid: marked(row[None], valid[None]))(own, others)
+    return jnp.where(others, jax.lax.map(given_others, single), 0.0).reshape(fold.rows.shape)
 
 
 def fold_extras(

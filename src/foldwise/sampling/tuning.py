@@ -27,6 +27,7 @@ from foldwise.sampling.metric import (
     rung_curvature,
     shared_metric,
 )
+from foldwise.scores.dependent import given_training
 from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.scores.evidence import FullData
 from foldwise.support.memory import most_values
@@ -83,6 +84,11 @@ def full_data(model: Model, folds: Folds, fit: Fit) -> FullDraws:
     """Evaluate every fold's left-out rows at the full-data draws."""
     by_chain, length = partner_draws(fit, len(folds))
     chains, positions = len(by_chain), by_chain.reshape(-1, model.dimension)
+    if model.joint_log_likelihood is not None:
+        found = given_training(model, folds, positions)
+        unknown = np.full(len(folds.test_rows), np.nan)
+        scores = FullData(found.tested, unknown, chains, length)
+        return FullDraws(positions, found.left_out, scores)
     joint = np.empty((len(folds), len(positions)))
     complete = bool(np.all(folds.n_train + folds.n_test == folds.n))
     held_out = joint if complete else np.empty_like(joint)

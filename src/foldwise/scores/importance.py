@@ -27,6 +27,7 @@ from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.cell_sets import Needs, Values, needs_of
+from foldwise.scores.dependent import given_training
 from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT
 from foldwise.scores.needs import classes_of, emitted
 from foldwise.scores.rules import LOG_SCORES
@@ -137,9 +138,12 @@ def by_importance(
     def scored(piece: Int[np.ndarray, " fold"]) -> list[Importance]:
         """Records of some folds, block by block, without the draws, which all share."""
         some = folds[piece]
-        needs = needs_of(structure, some, emit.by_row)
-        values = Values(model, structure, needs, positions)
-        found = _evaluate(values, needs, some, draws, impossible)
+        if model.joint_log_likelihood is None:
+            needs = needs_of(structure, some, emit.by_row)
+            values = Values(model, structure, needs, positions)
+            found = _evaluate(values, needs, some, draws, impossible)
+        else:
+            found = _evaluate_jointly(model, some, positions, emit.by_row)
         if excess is not None:
             found = found._replace(left_out=found.left_out - excess)
         if arrays_held(emit):
@@ -283,6 +287,17 @@ def _evaluate(
     unsettled = _touched(needs, values.unsettled, folds)
     full_folds, full_rows = full_folds - np.log(count), full_rows - np.log(count)
     return _Evaluated(m, t, rows, full_folds, full_rows, cut_off, unsettled)
+
+
+def _evaluate_jointly(
+    model: Model, folds: Folds, positions: Float[np.ndarray, "draw d"], by_row: bool
+) -> _Evaluated:
+    """The same where rows depend on each other; what the full data say of rows is not known."""
+    found = given_training(model, folds, positions, by_row)
+    nothing = np.zeros(len(folds), bool)
+    full = scipy.special.logsumexp(found.tested, axis=1) - np.log(len(positions))
+    unknown = np.full(len(folds.test_rows), np.nan)
+    return _Evaluated(found.left_out, found.tested, found.rows, full, unknown, nothing, nothing)
 
 
 def _times(matrix: scipy.sparse.csr_array, values: np.ndarray) -> np.ndarray:

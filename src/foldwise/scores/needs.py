@@ -18,6 +18,7 @@ from foldwise.scores.rule import (
 from foldwise.scores.rules import (
     BELOW,
     CLASSES,
+    LOG_SCORES,
     MOST_CLASSES,
     MOST_JOINT_ROWS,
     RULES,
@@ -102,6 +103,8 @@ def check(
     names: tuple[str, ...], keep: tuple[str, ...], model: Model, folds: Folds, memory: str
 ) -> None:
     """Raise unless the model has what the scores ``names`` need, and ``keep`` can be kept."""
+    if model.joint_log_likelihood is not None:
+        _check_dependent(names, folds, keep)
     for name, rule in rules_of(names).items():
         if rule.contribution is None:
             continue
@@ -124,6 +127,21 @@ def check(
             "use crps, which is the same there"
         )
     _check_keep(keep, model, memory)
+
+
+def _check_dependent(names: tuple[str, ...], folds: Folds, keep: tuple[str, ...]) -> None:
+    """Raise where scores need more of rows that depend on each other than their joint density."""
+    others = [name for name in names if name not in LOG_SCORES]
+    if others or "predictive" in keep:
+        raise ValueError(
+            "rows that depend on each other (joint_log_likelihood) have log scores, but "
+            f"{', '.join([*others, *keep])} was asked for; use scores='log' or 'log_pointwise'"
+        )
+    if len(names) > 1 and folds.largest_test > 1:
+        raise ValueError(
+            "rows that depend on each other have one log score in a run, but "
+            f"{' and '.join(names)} were asked for; run cross_validate once for each"
+        )
 
 
 def _check_keep(keep: tuple[str, ...], model: Model, memory: str) -> None:
