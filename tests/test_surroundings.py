@@ -14,6 +14,7 @@ import pytest
 import foldwise as fw
 from foldwise.support import runtime
 
+pytestmark = pytest.mark.fast
 Y = np.random.default_rng(0).normal(1.0, 1.0, 12)
 
 

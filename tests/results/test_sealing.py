@@ -16,6 +16,8 @@ from stored import same_result
 from foldwise.results import files as storage
 from foldwise.results import sealing
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def bare(saved):

@@ -341,7 +341,9 @@ class FoldProgram:
             return advance(model, emit, chunk, block, shared)
 
         what = ("folds", emit, chunk)
-        return compiled(model, what, run, self._block(), self._shared(), self.precision)
+        with precision_context(self.precision):
+            block, shared = self._block(), self._shared()
+        return compiled(model, what, run, block, shared, self.precision)
 
     def recorded(self, folds: int, draws: int) -> Segment:
         """Shapes of what is recorded of ``draws`` draws of so many folds."""

@@ -175,10 +175,11 @@ def _say(outcome: studies.Outcome) -> None:
 def _resume(options: argparse.Namespace) -> None:
     folder = options.folder.resolve()
     command = resuming.read(folder)
-    print(f"foldwise {' '.join(command['arguments'])}", file=sys.stderr)
-    print(resuming.finished(folder), file=sys.stderr)
+    said = shlex.join(["foldwise", *command["arguments"]])
+    print(said, resuming.finished(folder), sep="\n", file=sys.stderr)
     os.chdir(command["folder"])
     again = _parser().parse_args(command["arguments"])
+    again.said = said
     again.arguments, again.checkpoint, again.overwrite = command["arguments"], folder, True
     options.checkpoint = folder
     again.command(again)

@@ -4,6 +4,8 @@ import operator
 import secrets
 from typing import Any
 
+import numpy as np
+
 
 class NotACount(TypeError, ValueError):
     """What should be a whole number is none: wrong in kind, so whoever catches either is served."""
@@ -11,7 +13,7 @@ class NotACount(TypeError, ValueError):
 
 def is_integer(value: Any) -> bool:
     """Whether ``value`` is a whole number by its type, which True and False are not."""
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         return False
     try:
         operator.index(value)

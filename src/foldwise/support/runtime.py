@@ -383,7 +383,8 @@ def compiled(
 
     if selection is not None:
         shared = (shared, selection)
-    leaves, tree = jax.tree.flatten(_shapes((sharded, shared)))
+    with precision_context(precision):  # JAX 0.12 knows no float64 shapes elsewhere
+        leaves, tree = jax.tree.flatten(_shapes((sharded, shared)))
     shapes = tuple((leaf.shape, leaf.dtype.str) for leaf in leaves)
     key = (what, _devices(), lanes(), precision, shapes, tree)
     if key not in programs:
@@ -398,7 +399,7 @@ def _shapes(tree: Any, pieces: int = 1) -> Any:
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         array = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
         first = (array.shape[0] // pieces, *array.shape[1:]) if pieces > 1 else array.shape
-        return jax.ShapeDtypeStruct(first, array.dtype)
+        return jax.ShapeDtypeStruct(first, jax.dtypes.canonicalize_dtype(array.dtype))
 
     return jax.tree.map(shape, tree)
 
