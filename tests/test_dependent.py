@@ -90,8 +90,10 @@ def check(result, exact):
     assert (result.folds["status"] == "fine").all()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("covariance", [autoregressive, smooth])
+@pytest.mark.parametrize(
+    ("covariance", "scheme"),
+    [*((autoregressive, name) for name in SCHEMES), (smooth, "one"), (smooth, "blocks")],
+)
 def test_exact_scores(covariance, scheme):
     problem, folds = Correlated(covariance()), SCHEMES[scheme]
     result = fw.cross_validate(problem.model(), folds, scores="log", seed=1, progress=False)

@@ -182,7 +182,7 @@ def test_dask_workers_that_are_killed_cost_their_piece_alone():
                         os.kill(client.run(os.getpid, workers=busy[:1])[busy[0]], signal.SIGKILL)
                         killed.append(busy[0])
                         break
-                time.sleep(3.0)
+                time.sleep(0.5)
 
         killed: list[str] = []
         killer = threading.Thread(target=kill_twice)

@@ -103,7 +103,7 @@ def test_length_of_batches_of_partner_draws(draws, ess, piece, length):
 
 
 def test_many_partner_draws_are_thinned(monkeypatch):
-    monkeypatch.setattr(tuning, "_FULL_VALUES", 4000)
+    monkeypatch.setattr(tuning, "FULL_VALUES", 4000)
     positions, _ = partner_draws(fit_of(400, 1600.0), 10)
     np.testing.assert_array_equal(positions[0, :, 0], np.arange(0, 400, 4))
 

@@ -215,7 +215,7 @@ def test_uneven_weights():
 @pytest.mark.parametrize("name", ["leave-one-out", "10-fold"])
 def test_pieces_give_what_one_piece_gives(monkeypatch, name):
     whole = scores(name, 0)
-    monkeypatch.setattr(importance, "_VALUES", 16 * DRAWS)
+    monkeypatch.setattr(importance, "VALUES", 16 * DRAWS)
     calls = []
     inner = importance._evaluate
     monkeypatch.setattr(importance, "_evaluate", lambda *given: calls.append(1) or inner(*given))

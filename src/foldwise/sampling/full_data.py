@@ -28,7 +28,7 @@ from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
 from foldwise.sampling.pooled import Draws, draw_pooled, suits
 from foldwise.sampling.starts import far_apart, lost_chains, starting_points
 from foldwise.scores.diagnostics import DIVERGENT_LIMIT, by_parameter
-from foldwise.support.checks import check_count, resolve_seed
+from foldwise.support.checks import check_count, outside, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile, usual_errors
 
@@ -118,7 +118,7 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
     result = _made(model, run, seed, began, spent, ends)
     if not suits(model):
         _refuse_improper(model, result)
-    result.warn(stacklevel=5)  # the caller of cross_validate
+    result.warn(stacklevel=outside())
     return result
 
 

@@ -2,6 +2,8 @@
 
 import operator
 import secrets
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,20 @@ import numpy as np
 
 class NotACount(TypeError, ValueError):
     """What should be a whole number is none: wrong in kind, so whoever catches either is served."""
+
+
+def outside() -> int:
+    """The stacklevel at which a method that is called to warn points at the caller of foldwise."""
+    package, frame, level = str(Path(__file__).parents[1]), sys._getframe(1), 2
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        # np.errstate and contextlib decorate functions of foldwise
+        if not file.startswith(package) and not file.endswith(
+            ("_ufunc_config.py", "contextlib.py")
+        ):
+            break
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def is_integer(value: Any) -> bool:
