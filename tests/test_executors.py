@@ -163,7 +163,7 @@ def test_an_executor_that_ends_costs_nothing_that_is_kept(five, tmp_path, monkey
 
 
 def test_dask_workers_that_are_killed_cost_their_piece_alone():
-    distributed = pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed", reason="needs foldwise[cluster]")
     problem = problems.hierarchical()
     options = {**QUICK, "draws": 400}
     here = fw.cross_validate(problem.model(), problem.folds, **options)

@@ -33,6 +33,7 @@ def test_columns_of_folds_and_rows_are_explained(result, score):
 
 
 # the same result twice: only the names of columns matter
+# one result stands for two models: only its words are looked at
 @pytest.mark.filterwarnings("ignore::foldwise.results.compare.SeedWarning")
 @pytest.mark.parametrize("score", ["log", "crps"])
 def test_columns_of_comparisons_are_explained(result, score):

@@ -123,7 +123,7 @@ def test_a_row_that_cuts_off_the_posterior_has_chains():
         result = fw.cross_validate(model, folds, method="importance", seed=1, progress=False)
     assert result.folds["status"].values[0] == "cut off"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FoldWarning)
+        warnings.simplefilter("ignore", FoldWarning)  # flags are not what is tested
         result = fw.cross_validate(model, folds, method="auto", seed=1, progress=False)
     assert result.folds["method"].values[0] == "mcmc"
     assert result.folds["status"].values[0] != "fine"
@@ -180,7 +180,7 @@ def test_saved_and_extended(tmp_path):
     assert str(again).splitlines()[:8] == str(result).splitlines()[:8]
     longer = fw.load(tmp_path / "both.nc")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FoldWarning)
+        warnings.simplefilter("ignore", FoldWarning)  # flags are not what is tested
         longer.extend(100, model=far_model(), progress=False)
     assert longer.info["draws"] == 200
     assert longer.score("log").own_variance < result.score("log").own_variance

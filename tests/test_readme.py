@@ -71,7 +71,7 @@ def test_the_table_of_rivals_is_short():
 
 
 def test_the_citation_has_what_the_format_asks_for():
-    yaml = pytest.importorskip("yaml")
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the docs extra")
     found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= set(found)
     assert found["version"] == fw.__version__

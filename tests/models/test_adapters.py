@@ -358,7 +358,7 @@ def test_a_finished_numpyro_fit_is_used(mcmc, seed):
 
 def test_a_finished_nutpie_fit_is_used(trio, seed):
     # not there in `make test-oldest`: pip looks too long for a version that goes with the rest
-    nutpie = pytest.importorskip("nutpie")
+    nutpie = pytest.importorskip("nutpie", reason="not for the oldest versions")
     three = trio("linear")
     trace = nutpie.sample(
         nutpie.compile_pymc_model(three.pymc_model),
@@ -511,6 +511,7 @@ def test_numpyro_rows_that_do_not_count_as_one():
 
 
 # PyMC says that it imputes, which is what is refused
+# what PyMC says of missing values is not what is tested
 @pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")
 def test_pymc_refusals():
     y = trios.CONTINUOUS

@@ -161,6 +161,7 @@ def test_correlated_slopes_in_numpyro():
 
 
 # PyTensor, PyMC and arviz 0.23 warn of each other's coming changes, and of a BLAS that is not there
+# what PyMC and PyTensor warn of at import and compile is theirs
 @pytest.mark.filterwarnings("ignore:PyTensor could not link:UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

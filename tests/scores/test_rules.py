@@ -738,6 +738,7 @@ def test_comparison_over_the_folds_that_all_have(prepared, results):
 
 
 # the flag is what is tested, by pytest.warns or in the table
+# short runs may have flags: numbers are what is tested
 @pytest.mark.filterwarnings("ignore::foldwise.results.result.FoldWarning")
 def test_a_target_that_has_no_error(seed):
     flat = replace(poisson(), simulate=lambda key, a: 2 + 0 * jax.random.poisson(key, a**2, (10,)))
@@ -755,6 +756,7 @@ def test_stored_rules_are_refused_online(score):
 
 
 # the flag is what is tested, by pytest.warns or in the table
+# short runs may have flags: numbers are what is tested
 @pytest.mark.filterwarnings("ignore::foldwise.results.result.FoldWarning")
 def test_a_singular_predictive_covariance_is_flagged(prepared, seed):
     problem, model, fit = prepared("five_fold")

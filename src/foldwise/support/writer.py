@@ -15,7 +15,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # Windows: what is left of a writer that was killed stays
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # a module elsewhere, not on Windows
 
 _NAME = ".foldwise-{}.partial"
 
