@@ -45,6 +45,8 @@ docs: .venv/installed-docs
 
 bench: .venv/installed-dev
 	$(BIN)/python bench/calibration.py
+	$(BIN)/python bench/cells.py --seeds 100
+	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/trust.py
 	$(BIN)/python bench/trust.py --healthy
 	$(BIN)/python bench/engine.py

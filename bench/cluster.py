@@ -1,14 +1,22 @@
 """Workers beside one process: what sending pieces of folds costs, and how far it would go.
 
-Cross-validates the radon study's model A by chains, all compiled: in one process with a device for
-each core, and by as many workers with one device each, which may take 1.15 times as long. Then
-times pieces of different sizes in one worker: seconds of a piece against its folds give a fixed
-part and a part by fold. With these, and with the time that the process at the centre spends on a
-piece (pickling, recording), a simulation of a queue says how long a million folds would take by so
-many workers: pieces go to the first worker that is free, through one centre that serves them one
-after another. It knows nothing of networks: their part is the bytes of a fold, as printed.
+Cross-validates some counties of the radon study's model A by chains, all compiled: in one process
+with a device for each core, and by as many workers with one device each, by turns (A B, B A, ...);
+the workers may take 1.15 times as long.
 
-    python bench/cluster.py [--workers 2] [--repeats 3] [--folds 1000000]
+Then single pieces of different sizes go to one worker. Seconds from sending a piece to its return
+against its folds give a fixed part and a part by fold; the processor time of this process for a
+quarter of the folds and for all gives what the centre spends on one (full-data scores, metrics,
+recording, estimates);
+pickled parcels and records give the bytes of a fold; empty pieces, through the process pool and
+through Dask where it is installed, give what a scheduler spends on a piece.
+
+With these numbers a queue is simulated, event by event: every worker has one piece at work and one
+waiting; the centre serves one returned piece after another (a scheduler's time for the piece, the
+centre's for its folds, its bytes at 10 Gbit/s) and then sends the next. What is not measured is the
+network, and schedulers with more than two workers.
+
+    python bench/cluster.py [--counties 48] [--draws 60] [--repeats 3] [--folds 1000000]
 """
 
 import argparse
@@ -18,110 +26,226 @@ import os
 import pickle
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import count
 
 import numpy as np
 
 MOST_RATIO = 1.15
+SIZES = (1, 2, 4, 8, 16)
+# Bytes that a network of 10 Gbit/s brings in a second.
+NETWORK = 1.25e9
 
 
-def set_up():
+class Watched(Executor):
+    """One worker of a pool, with notes of every piece: its folds, seconds, bytes out and back."""
+
+    _max_workers = 1
+
+    def __init__(self, pool):
+        self.pool, self.notes = pool, []
+
+    def submit(self, work, needed, do, parcel):
+        began = time.perf_counter()
+        future = self.pool.submit(work, needed, do, parcel)
+
+        def note(done):
+            how, found = done.result()
+            if how == "done":
+                seconds = time.perf_counter() - began
+                folds = len(parcel["members"])
+                sizes = len(pickle.dumps(parcel)), len(pickle.dumps(found))
+                self.notes.append((folds, seconds, *sizes))
+
+        future.add_done_callback(note)
+        return future
+
+
+def set_up(counties):
     import foldwise as fw
     from foldwise import datasets
     from foldwise.studies import radon
 
     data = datasets.load("radon_all")
     model, folds = radon.models(data)["A"], radon.folds(data)
-    return fw, model, folds, fw.fit(model, draws=500, warmup=500, seed=1, progress=False)
+    began = time.perf_counter()
+    fit = fw.fit(model, draws=500, warmup=500, seed=1, progress=False)
+    print(
+        f"radon A: {model.n_obs} rows, {model.dimension} parameters, {counties} of {len(folds)} "
+        f"counties; full-data fit with compiling {time.perf_counter() - began:.0f} s",
+        flush=True,
+    )
+    return fw, model, folds[:counties], fit
 
 
-def compare(fw, model, folds, fit, executor, repeats):
-    """Median seconds in this process, and by the workers."""
-    settings = {"method": "mcmc", "seed": 1, "progress": False}
+def compare(run, executor, repeats):
+    """Seconds in this process, and by the workers, by turns."""
     times = np.zeros((2, repeats))
     for chosen in (None, executor):  # compiles
-        fw.cross_validate(model, folds, fit, executor=chosen, **settings)
+        run(chosen)
     for k in range(repeats):
-        for which in (0, 1) if k % 2 else (1, 0):
+        for which in (0, 1) if k % 2 == 0 else (1, 0):
             began = time.perf_counter()
-            fw.cross_validate(model, folds, fit, executor=(None, executor)[which], **settings)
+            run((None, executor)[which])
             times[which, k] = time.perf_counter() - began
-    return np.median(times, axis=1)
+        print(f"  one process {times[0, k]:.1f} s, workers {times[1, k]:.1f} s", flush=True)
+    return times
 
 
-def by_size(fw, model, folds, fit, executor):
-    """Folds, seconds in a worker, and seconds at the centre of pieces; bytes of a fold."""
-    from foldwise.sampling import elsewhere
+def by_size(run, folds, pool):
+    """Costs of pieces in a worker, fixed and by fold, and bytes by fold."""
+    from foldwise.sampling import elsewhere, program
 
+    usual = elsewhere.PIECES_EACH, program.BLOCK_BYTES
+    elsewhere.PIECES_EACH, program.BLOCK_BYTES = 1, 2**40  # all folds are one piece
     rows = []
-    for size in (4, 16, 64, 128):
-        some = folds[:size]
-        elsewhere.PIECES_EACH = 1
-        kept = elsewhere.Workers.of
-        elsewhere.Workers.of = classmethod(lambda cls, e: cls(e, 1))
+    for size in SIZES:
         for _ in range(2):  # the first compiles
-            used = time.process_time()
-            result = fw.cross_validate(
-                model, some, fit, executor=executor, method="mcmc", seed=1, progress=False
-            )
-        seconds = result.info["seconds"]["folds"]
-        rows.append((size, seconds, time.process_time() - used))
-        elsewhere.Workers.of, elsewhere.PIECES_EACH = kept, 3
+            watched = Watched(pool)
+            run(watched, folds[:size])
+        rows.append(next(note for note in watched.notes if note[0] == size))
+        _, seconds, out, back = rows[-1]
         print(
-            f"  a piece of {size:4d} folds: {seconds:.2f} s, centre {rows[-1][2]:.2f} s", flush=True
+            f"  a piece of {size:2d} folds: {seconds:.2f} s, {seconds / size:.2f} s a fold; "
+            f"{out / size / 1e3:.1f} kB a fold out, {back / size / 1e3:.1f} kB back",
+            flush=True,
         )
-    run = result.run
-    watched = run.evidence.pace.watch.centre.shape[1]
-    record = np.zeros((1, run.settings.chains, 100, 1 + watched))
-    return np.array(rows), len(pickle.dumps(record))
+    elsewhere.PIECES_EACH, program.BLOCK_BYTES = usual
+    table = np.array(rows)
+    each, fixed = np.polyfit(table[:, 0], table[:, 1], 1)
+    size = float((table[-1, 2] + table[-1, 3]) / table[-1, 0])
+    return max(fixed, 0.0), each, size
 
 
-def simulated(folds, workers, of_piece, fixed, each, centre):
-    """Seconds of ``folds`` folds in pieces of ``of_piece``: one centre, then the first free worker.
+def at_the_centre(run, folds, executor):
+    """Processor seconds that this process spends on a fold which others sample."""
+    few = len(folds) // 4
+    used = []
+    for some in (folds[:few], folds):
+        run(executor, some)  # compiles
+        began = time.process_time()
+        run(executor, some)
+        used.append(time.process_time() - began)
+    print(f"  this process: {used[0]:.2f} s for {few} folds, {used[1]:.2f} s for {len(folds)}")
+    return max((used[1] - used[0]) / (len(folds) - few), 0.0)
 
-    ``centre`` is the time of a fold at the centre, which does one piece after another.
-    """
-    pieces = -(-folds // of_piece)
-    free, clock = [0.0] * workers, 0.0
-    heapq.heapify(free)
-    for _ in range(pieces):
-        clock = max(clock + of_piece * centre, 0.0)
-        start = max(heapq.heappop(free), clock)
-        heapq.heappush(free, start + fixed + of_piece * each)
-    return max(free)
+
+def nothing(shared, parcel):
+    """An empty piece."""
+    return parcel
+
+
+def seconds_of_a_piece(executor, pieces=400):
+    """Seconds that an executor and this process spend on an empty piece."""
+    from foldwise.support.workers import Job, Workers, spread
+
+    job = Job(nothing, None, lambda piece: piece, lambda piece: [], str)
+    by = Workers.of(executor, [])
+    list(spread(job, range(8), by))
+    began = time.perf_counter()
+    assert len(list(spread(job, range(pieces), by))) == pieces
+    return (time.perf_counter() - began) / pieces
+
+
+def of_dask(workers):
+    """The same of Dask's scheduler; None where it is not installed."""
+    try:
+        from dask.distributed import Client, LocalCluster
+    except ImportError:
+        return None
+    quiet = {"dashboard_address": None, "silence_logs": 50}
+    with LocalCluster(workers, threads_per_worker=1, **quiet) as cluster, Client(cluster) as client:
+        return seconds_of_a_piece(client)
+
+
+def simulated(folds, workers, of_piece, costs):
+    """Seconds of ``folds`` folds in pieces of ``of_piece``, and the share of them at work."""
+    pieces, number = -(-folds // of_piece), count()
+    duration = costs["fixed"] + of_piece * costs["each"]
+    served = costs["piece"] + of_piece * (costs["centre"] + costs["bytes"] / NETWORK)
+    sent = costs["piece"] + of_piece * costs["bytes"] / NETWORK
+    events: list[tuple[float, int, str, int]] = []
+    waiting, busy = [0] * workers, [False] * workers
+    left, centre, last = pieces, 0.0, 0.0
+
+    def send(worker, when):
+        nonlocal left
+        left -= 1
+        heapq.heappush(events, (when, next(number), "arrives", worker))
+
+    for worker in [*range(workers), *range(workers)]:
+        if left:
+            centre += sent
+            send(worker, centre)
+    while events:
+        now, _, what, worker = heapq.heappop(events)
+        if what == "arrives":
+            waiting[worker] += 1
+        else:
+            busy[worker] = False
+            centre = last = max(centre, now) + served
+            if left:
+                send(worker, centre)
+        if waiting[worker] and not busy[worker]:
+            waiting[worker], busy[worker] = waiting[worker] - 1, True
+            heapq.heappush(events, (now + duration, next(number), "ends", worker))
+    return last, folds * costs["each"] / (last * workers)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--counties", type=int, default=48)
+    parser.add_argument("--draws", type=int, default=60)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folds", type=int, default=1_000_000)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    parts = set_up()
+    fw, model, folds, fit = set_up(options.counties)
+
+    def run(executor, some=folds):
+        settings = {"method": "mcmc", "draws": options.draws, "seed": 1, "progress": False}
+        return fw.cross_validate(model, some, fit, executor=executor, **settings)
+
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=spawn) as executor:
-        here, there = compare(*parts, executor, options.repeats)
+        here, there = np.median(compare(run, executor, options.repeats), axis=1)
         print(
-            f"radon, {len(parts[2])} folds: one process {here:.2f} s, {options.workers} workers "
-            f"{there:.2f} s, ratio {there / here:.2f} (at most {MOST_RATIO})",
+            f"one process {here:.1f} s, {options.workers} workers {there:.1f} s, ratio "
+            f"{there / here:.2f} (at most {MOST_RATIO})",
             flush=True,
         )
-        rows, size = by_size(*parts, executor)
-    slope, fixed = np.polyfit(rows[:, 0], rows[:, 1], 1)
-    centre = max(np.polyfit(rows[:, 0], rows[:, 2], 1)[0], 0.0)
+        of_pool = seconds_of_a_piece(executor)
+        centre = at_the_centre(run, folds, executor)
+    with ProcessPoolExecutor(1, mp_context=spawn) as executor:
+        fixed, each, size = by_size(run, folds, executor)
+    dask = of_dask(options.workers)
     print(
-        f"a piece takes {fixed:.2f} s and {slope * 1e3:.1f} ms a fold; the centre "
-        f"{centre * 1e3:.2f} ms a fold; {size / 1e3:.0f} kB come back of each"
+        f"a piece takes {fixed:.2f} s and {each * 1e3:.0f} ms a fold; the centre spends "
+        f"{centre * 1e3:.1f} ms on a fold, and {size / 1e3:.1f} kB travel; an empty piece takes "
+        f"{of_pool * 1e3:.1f} ms by processes"
+        + ("" if dask is None else f", {dask * 1e3:.1f} ms by Dask"),
+        flush=True,
     )
-    for workers in (10, 100, 1000):
-        for of_piece in (64, 512):
-            seconds = simulated(options.folds, workers, of_piece, max(fixed, 0.0), slope, centre)
-            alone = options.folds * slope
+    fit_seconds = fit.seconds
+    costs = {"fixed": fixed, "each": each, "centre": centre, "bytes": size}
+    costs["piece"] = of_pool if dask is None else dask
+    print(f"{options.folds} folds, by simulation; the full-data fit takes {fit_seconds:.0f} s more")
+    for workers in (10, 100, 1000, 10_000):
+        for of_piece in (2, 16):
+            seconds, share = simulated(options.folds, workers, of_piece, costs)
+            parts = {
+                "workers": options.folds * (each + fixed / of_piece) / workers,
+                "scheduler": options.folds / of_piece * costs["piece"],
+                "centre": options.folds * centre,
+                "network": options.folds * size / NETWORK,
+                "fit": fit_seconds,
+            }
+            said = ", ".join(f"{name} {part:.0f} s" for name, part in parts.items())
             print(
-                f"  {workers:5d} workers, pieces of {of_piece}: {seconds / 3600:.2f} h, "
-                f"{alone / seconds:.0f} times one worker; at the centre "
-                f"{options.folds * centre / 3600:.2f} h, {options.folds * size / 1e9:.0f} GB"
+                f"  {workers:6d} workers, pieces of {of_piece}: {seconds / 3600:.2f} h, workers "
+                f"busy {share:.0%}; by itself {said}",
+                flush=True,
             )
 
 

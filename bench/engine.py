@@ -162,7 +162,9 @@ def mixing():
     fit_seconds = time.perf_counter() - began
     largest = np.sort(np.argsort(-sizes)[:12])
     folds = fw.leave_group_out(group)
-    result = fw.cross_validate(model, folds, fit=fit, seed=2, progress=False, method="mcmc")
+    result = fw.cross_validate(
+        model, folds, fit=fit, seed=2, progress=False, method="mcmc", marginal=False
+    )
     draws = result.draws.values[largest]
     times = [d.size / array_stats.ess(d, method="mean") for d in draws]
     return {
@@ -189,7 +191,14 @@ def peak(draws):
     model = toy.model(data, 4, "A")
     folds = fw.leave_group_out(data.group)
     fw.cross_validate(
-        model, folds, draws=draws, memory="online", seed=1, progress=False, method="mcmc"
+        model,
+        folds,
+        draws=draws,
+        memory="online",
+        seed=1,
+        progress=False,
+        method="mcmc",
+        marginal=False,
     )
     return {"mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
@@ -208,7 +217,13 @@ def demo_compile():
     model = toy.model(data, 4, "A")
     fit = fw.fit(model, draws=100, warmup=100, seed=1, progress=False)
     result = fw.cross_validate(
-        model, fw.leave_group_out(data.group), fit=fit, seed=1, progress=False, method="mcmc"
+        model,
+        fw.leave_group_out(data.group),
+        fit=fit,
+        seed=1,
+        progress=False,
+        method="mcmc",
+        marginal=False,
     )
     return {"seconds": result.info["seconds"]["compile"]}
 

@@ -46,7 +46,13 @@ def repeat(problem, memory, seeds):
     model = problem.model()
     for seed in range(seeds):
         result = fw.cross_validate(
-            model, problem.folds[[0]], memory=memory, seed=seed, progress=False, method="mcmc"
+            model,
+            problem.folds[[0]],
+            memory=memory,
+            seed=seed,
+            progress=False,
+            method="mcmc",
+            marginal=False,
         )
         fold = {name: result.folds[name].values[0] for name in ("elpd", "mcse", "status")}
         rungs = len(result.run.evidence.ladder.rungs) if memory == "draws" else np.nan

@@ -78,7 +78,14 @@ def runs(problem, model, fit, seeds, patches, **settings):
             stack.enter_context(mending())
         for seed in range(seeds):
             result = fw.cross_validate(
-                model, problem.folds, fit=fit, seed=seed, progress=False, **settings, method="mcmc"
+                model,
+                problem.folds,
+                fit=fit,
+                seed=seed,
+                progress=False,
+                **settings,
+                method="mcmc",
+                marginal=False,
             )
             table = result.folds
             found.append(

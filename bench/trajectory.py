@@ -60,6 +60,7 @@ def main():
                     seed=seed,
                     progress=False,
                     method="mcmc",
+                    marginal=False,
                 )
                 times.append(autocorrelation_times(result))
             time = np.mean(times, axis=0)

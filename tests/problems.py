@@ -20,7 +20,8 @@ from scipy.stats import norm, poisson
 import foldwise as fw
 
 # Chains for every fold, for what is told of chains.
-by_chains = partial(fw.cross_validate, method="mcmc")
+# chains on all parameters
+by_chains = partial(fw.cross_validate, method="mcmc", marginal=False)
 
 
 def _joint_dss(y, mean, covariance):
@@ -283,8 +284,8 @@ def far_groups(
 class FarScale:
     """The far group with an unknown sd of the groups, log tau ~ N(0, 1); exact on a grid of tau.
 
-    Positions are (log tau, mu, z_1, ..., z_J), and ``spare`` parameters that nothing depends on:
-    with 14 of them too many are shared for the globals to be sampled alone.
+    Positions are (log tau, mu, z_1, ..., z_J), and ``spare`` parameters that add to mu, whose prior
+    they share: with 14 of them too many are shared for the globals to be sampled alone.
     """
 
     def __init__(self, distance: float, rows: int = 5, groups: int = 8, spare: int = 0):
@@ -293,14 +294,16 @@ class FarScale:
         self.group = np.repeat(np.arange(groups), rows)
 
     def model(self) -> fw.Model:
-        y, group = self.y, self.group
+        y, group, end = self.y, self.group, 2 + len(self.folds)
+        sd = 2.0 / np.sqrt(1 + self.spare)
 
         def log_likelihood(q):
-            z = (y - q[1] - jnp.exp(q[0]) * q[2:][group]) / 1.5
-            return -0.5 * z**2 - jnp.log(1.5) - 0.5 * jnp.log(2 * jnp.pi)
+            mean = q[1] + q[end:].sum() + jnp.exp(q[0]) * q[2:end][group]
+            return -0.5 * ((y - mean) / 1.5) ** 2 - jnp.log(1.5) - 0.5 * jnp.log(2 * jnp.pi)
 
         def log_prior(q):
-            return -0.5 * (q[0] ** 2 + (q[1] / 2.0) ** 2 + jnp.sum(q[2:] ** 2))
+            shared = (q[1] / sd) ** 2 + jnp.sum((q[end:] / sd) ** 2)
+            return -0.5 * (q[0] ** 2 + shared + jnp.sum(q[2:end] ** 2))
 
         start = np.zeros(2 + len(self.folds) + self.spare)
         return fw.Model(log_prior, log_likelihood, start, len(y), name="far scale")

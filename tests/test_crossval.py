@@ -135,17 +135,23 @@ def test_repeated_k_fold_weighs_rows(prepared):
 
 @pytest.fixture
 def tamper(monkeypatch):
-    """tamper(fold, chain, draw, value): change what is recorded of one fold."""
+    """tamper(fold, chain, draw, value): change what is recorded of one fold.
 
-    def patch(fold, chain, draw, value):
+    With ``still``, the chain's position does not move either.
+    """
+
+    def patch(fold, chain, draw, value, still=False):
         original = sampler_module.run_block
 
         def run_block(*arguments):
             for sampler, members, record, count in original(*arguments):
-                scores = record.scores.copy()
+                scores, watched = record.scores.copy(), record.watched.copy()
                 if fold in members:
-                    scores[list(members).index(fold), chain, draw] = value
-                yield sampler, members, record._replace(scores=scores), count
+                    here = list(members).index(fold)
+                    scores[here, chain, draw] = value
+                    watched[here, chain] = 0.5 if still else watched[here, chain]
+                record = record._replace(scores=scores, watched=watched)
+                yield sampler, members, record, count
 
         monkeypatch.setattr(sampler_module, "run_block", run_block)
 
@@ -231,7 +237,7 @@ def test_a_poor_fit_is_said_in_the_result(prepared):
 
 
 def test_a_stuck_chain_is_flagged(prepared, tamper):
-    tamper(7, 2, slice(None), -1.0)
+    tamper(7, 2, slice(None), -1.0, still=True)
     with pytest.warns(FoldWarning, match=r"stuck chain: 1 of 40 folds \(7\)"):
         result = run(prepared)
     assert np.flatnonzero(result.folds["status"] != "fine").tolist() == [7]
@@ -242,7 +248,7 @@ def test_a_stuck_chain_is_flagged(prepared, tamper):
 def test_a_fold_is_flagged_when_the_draws_it_borrows_are_bad(prepared, tamper):
     """In leave-future-out the bridge of a fold uses the draws of the next."""
     problem, model, fit = prepared("autoregression")
-    tamper(7, 2, slice(None), -1.0)
+    tamper(7, 2, slice(None), -1.0, still=True)
     with pytest.warns(FoldWarning, match=r"partner in trouble: 1 of 36 folds \(10\)"):
         result = by_chains(model, problem.folds, fit=fit, seed=1, progress=False)
     names = result.flagged["fold"].values.tolist()

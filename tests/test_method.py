@@ -79,6 +79,7 @@ def test_a_fold_far_from_the_full_data_gets_chains():
     assert abs(result.elpd - exact.sum()) < 4 * result.mcse
     assert np.isfinite(result.folds["rhat"].values).tolist() == [True] + 7 * [False]
     assert "7 from 4,000 full-data draws; chains for 1" in str(result)
+    assert "folds with chains: 1 whose weights are too uneven" in " ".join(str(result).split())
     assert len(str(result).splitlines()[1]) <= 80
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import problems
 import pytest
 from problems import by_chains
+from versions import last_bits
 
 import foldwise as fw
 from foldwise import datasets
@@ -113,6 +114,7 @@ def run(name, known):
         return values(study(name, known) if name in STUDIES else RUNS[name]())
 
 
+@last_bits
 @pytest.mark.parametrize("name", [*STUDIES, *RUNS])
 def test_draws_and_scores_are_those_of_before(name):
     if name in ("rats", "air") and not os.environ.get("FOLDWISE_DATA"):

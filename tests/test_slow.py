@@ -235,6 +235,15 @@ def test_a_centred_random_walk(settings):
     assert_trusted(z)
 
 
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_future_of_a_random_walk_is_known_for_what_it_is(centred):
+    """Levels that follow each other are tied by the prior, innovations are not."""
+    problem = hard.LocalLevel(n=40, first=20, centred=centred)
+    short = {"warmup": 20, "draws": 50, "batch": 5, "seed": 1, "progress": False}
+    result = by_chains(problem.model(), problem.folds[:4], **short)
+    assert result.info["tied_future"] == (1.0 if centred else 0.0)
+
+
 def test_long_chains_of_a_centred_random_walk():
     """Much of it is a funnel for HMC, however long; what is called fine is."""
     long = {"warmup": 300, "draws": 1000}

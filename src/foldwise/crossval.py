@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple, overload
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import begin_to_compile
@@ -22,37 +21,38 @@ from foldwise.models.structure import find_cells, without_cells
 from foldwise.results.checkpoints import identity_of, opened, seed_kept
 from foldwise.results.result import CVResult, warn_of_flags
 from foldwise.results.summary import summarise
-from foldwise.results.weighted import weighted_result, with_chains
-from foldwise.sampling.blocks import (
-    Sampler,
-    tune_together,
-)
-from foldwise.sampling.elsewhere import working
+from foldwise.results.weighted import all_chains, weighted_result, with_chains
 from foldwise.sampling.fit import Fit, FitError, check_draws
 from foldwise.sampling.full_data import full_data_fit, longer_fit
+from foldwise.sampling.marginal import (
+    NO_GROUPS,
+    all_parameters,
+    marginal_fit,
+    marginal_models,
+)
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.planning import check_memory
+from foldwise.sampling.prepare import prepared, tune
 from foldwise.sampling.refits import with_refits
-from foldwise.sampling.run import Run, Settings, fold_program
-from foldwise.sampling.sample import add_seconds, sample
+from foldwise.sampling.run import Settings, fold_program
+from foldwise.sampling.sample import sample
 from foldwise.sampling.target import Goal, longer_fit_needed, not_reached, run_to_target
 from foldwise.sampling.tuning import (
     fold_metrics_fit,
     full_data,
     partner_draws,
-    tuned,
 )
-from foldwise.scores import bridge, cells, needs, recording
-from foldwise.scores.evidence import Evidence, FullData, Pace
+from foldwise.scores import cells, needs
+from foldwise.scores.evidence import FullData
 from foldwise.scores.importance import Importance, by_importance
 from foldwise.scores.logscore import ESTIMATORS
-from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.scores.weighing import FullSample, others
 from foldwise.support.checks import check_count, check_name, resolve_seed
-from foldwise.support.keeping import keeper
+from foldwise.support.keeping import Finished, keeper
 from foldwise.support.memory import limit_of, limited
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile, usual_errors
+from foldwise.support.workers import working
 
 METHODS = ("auto", "importance", "mcmc")
 MEMORIES = ("draws", "online")
@@ -86,6 +86,7 @@ def cross_validate(
     target_mcse: float | None = None,
     max_draws: int = 2000,
     method: str = "auto",
+    marginal: bool | None = None,
     estimator: str = "auto",
     memory: str = "draws",
     keep: str | tuple[str, ...] = (),
@@ -145,6 +146,11 @@ def cross_validate(
         kept draws, an ``estimator`` that was asked for, leave-future-out, and scores other than
         log scores where parameters are integrated out. ``"importance"`` never runs chains, and
         flags those folds. ``"mcmc"`` samples the posterior of every fold.
+    marginal
+        Whether parameters that belong to a group of rows alone are integrated out: of the full-data
+        fit, the weights, and the chains of folds, which then sample what is left. None: wherever
+        that can be; of chains where log scores are asked for and no draws are kept. False: nowhere,
+        the brute force of the paper on all parameters. True: an error says where it cannot be.
     estimator
         ``"mean"`` averages the predictive density over the fold's draws, ``"bridge"`` also uses
         the draws of its partner, ``"auto"`` takes the bridge wherever there is a partner.
@@ -163,8 +169,8 @@ def cross_validate(
         Folder in which all that is finished is kept. The same call again, in this process or
         another, goes on from there, to the same result; without a seed, with the seed it had.
     executor
-        Who runs the folds' chains: an executor of ``concurrent.futures``, or a
-        ``dask.distributed.Client``. The full-data fit and importance weights stay here.
+        Who does the work of the folds (importance weights, refits, chains): an executor of
+        ``concurrent.futures``, or a ``dask.distributed.Client``. The full-data fit stays here.
     memory_limit
         What this process may hold, such as ``"4GB"``; None: all that the machine, or its container,
         has free. Draws of the fit are thinned and pieces made smaller to fit in; a run that cannot
@@ -189,20 +195,22 @@ def cross_validate(
         candidate.check_shapes()
         needs.check(settings.scores, settings.keep, candidate, folds, memory)
     _check_bridge(folds, settings)
-    weighted = _weighs(method, models, folds, settings)
+    weighted = _weighs(method, models, folds, settings, marginal)
+    alone = _integrates(marginal, weighted, models, folds, settings)
     aim = {"draws": draws, "target_mcse": target_mcse, "max_draws": max_draws, "method": method}
+    aim |= {} if marginal is None else {"marginal": marginal}
     aim |= {} if memory_limit is None else {"memory_limit": limit_of(memory_limit)}
     check_memory(models, folds, settings, goal, weighted, memory_limit)
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
     share = None if memory_limit is None else limit_of(memory_limit)
-    with working(executor), limited(share), kept, Progress(progress) as bar:
-        _begin_to_compile(models, folds, settings, weighted)
+    with working(executor, models), limited(share), kept, Progress(progress) as bar:
+        _begin_to_compile(models, folds, settings, weighted, alone)
         import_meanwhile("arviz_stats.base", "xarray")
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
-            fits.append(_fit(candidate, fit, own_seed, bar, weighted))
+            fits.append(_fit(candidate, fit, own_seed, bar, alone))
         tasks = [
-            Task(candidate, folds, own_fit, replace(settings, seed=own_seed), fit is None)
+            Task(candidate, folds, own_fit, replace(settings, seed=own_seed), fit is None, marginal)
             for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True)
         ]
         if weighted:
@@ -211,6 +219,8 @@ def cross_validate(
             found = _by_chains(tasks, goal, bar)
     results = {str(task.model.name): result for task, result in zip(tasks, found, strict=True)}
     for task, result in zip(tasks, found, strict=True):
+        if task.settings.seed != settings.seed:  # of a family, whose members have their own
+            result.info["given_seed"] = settings.seed
         task.model.check_same()  # as it was when the first program was traced, to the last
         warn_of_flags(result)
     return results if isinstance(model, ModelFamily) else results[str(model.name)]
@@ -224,13 +234,19 @@ def _kept(
 
 
 class Task(NamedTuple):
-    """A model to cross-validate, and how; ``fitted_here`` says that its fit's time counts."""
+    """A model to cross-validate, and how; ``fitted_here`` says that its fit's time counts.
+
+    ``marginal`` is what was asked for; of a model of the globals alone, ``seen`` is what draws of
+    all parameters say of the test rows.
+    """
 
     model: Model
     folds: Folds
     fit: Fit
     settings: Settings
     fitted_here: bool
+    marginal: bool | None = None
+    seen: FullData | None = None
 
     @property
     def fit_seconds(self) -> float:
@@ -240,17 +256,47 @@ class Task(NamedTuple):
 
 def _by_chains(tasks: Sequence[Task], goal: Goal, bar: Progress) -> list[CVResult]:
     """Results of tasks that are sampled side by side: chains for every fold."""
+    tasks, why_all = _of_globals(tasks)
     runs = [
-        _prepare(task.model, task.folds, task.fit, task.settings, goal.draws, bar, len(tasks))
-        for task in tasks
+        prepared(t.model, t.folds, t.fit, t.settings, goal.draws, bar, len(tasks), t.seen)
+        for t in tasks
     ]
     for run, task in zip(runs, tasks, strict=True):
         run.seconds = {"fit": task.fit_seconds, **run.seconds}
-    _tune(runs, bar)
+    tune(runs, bar)
     sample(runs, goal.draws, bar)
     if goal.target is not None:
         run_to_target(runs, goal, goal.target, bar)
-    return [summarise(run) for run in runs]
+    found = [summarise(run) for run in runs]
+    for result in found if why_all else ():
+        result.info["sampled"] = f"sampled all parameters: {why_all}"
+    return found
+
+
+def _of_globals(tasks: Sequence[Task]) -> tuple[Sequence[Task], str]:
+    """The same tasks with what belongs to groups alone integrated out, where that can be.
+
+    And why not, where there are groups.
+    """
+    head = tasks[0]
+    if head.marginal is False or all_parameters(head.settings, head.model, head.folds):
+        return tasks, ""
+    by_row = needs.emitted(head.settings.scores, (), head.folds, head.model, np.zeros(0)).by_row
+    models, fits = [task.model for task in tasks], [task.fit for task in tasks]
+    found, why_not = marginal_models(models, fits, head.folds, by_row)
+    if head.marginal and not found:
+        raise ValueError(f"marginal=True needs parameters to integrate out, but {why_not}")
+    if not found:
+        return tasks, "" if why_not == NO_GROUPS else why_not
+    alone = [
+        task._replace(
+            model=model,
+            fit=marginal_fit(model, task.fit),
+            seen=full_data(task.model, task.folds, task.fit).scores,
+        )
+        for model, task in zip(found, tasks, strict=True)
+    ]
+    return alone, ""
 
 
 def _by_importance(task: Task, goal: Goal, everything: bool, bar: Progress) -> CVResult:
@@ -263,14 +309,14 @@ def _by_importance(task: Task, goal: Goal, everything: bool, bar: Progress) -> C
         draws = _fit_draws_to_target(task, goal, found)
         if not draws:
             break
-        longer = partial(longer_fit, task.model, task.fit, draws, bar)
+        longer = partial(longer_fit, task.model, task.fit, draws, bar, task.marginal is not False)
         task = task._replace(fit=keeper().made("longer-fit", longer))
         found, seconds = _weights(task, everything, bar)
     if not everything:
         found = _refits(task, found, seconds, bar)
     rest = np.flatnonzero(~found.used)
     if len(rest) == len(task.folds):
-        return _by_chains([task], goal, bar)[0]
+        return all_chains(_by_chains([task], goal, bar)[0], found, seconds)
     result = weighted_result(
         task.model, task.folds, task.fit, task.settings, goal.draws, found, seconds
     )
@@ -286,24 +332,26 @@ def _by_importance(task: Task, goal: Goal, everything: bool, bar: Progress) -> C
 
 def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, dict[str, float]]:
     """Scores of a task's folds from its full-data draws, and how long that took."""
-    model, folds, fit, settings, _ = task
+    model, folds, fit, settings = task[:4]
     began = time.perf_counter()
-    bar.start("importance weights of the folds")
     by_chain, length = partner_draws(fit, 1)
     draws = FullSample(by_chain.reshape(-1, model.dimension), len(by_chain), length)
-    plain = bool(others(settings.scores))  # then there are no cells, or none are used
+    bar.start("importance weights of the folds", len(folds) * len(draws.positions))
+    # other scores are weighed where there are no cells, or none are used
+    plain = bool(others(settings.scores)) or task.marginal is False
     structure = without_cells(model) if plain else find_cells(model, draws.positions)
     found = by_importance(
-        model, structure, folds, draws, settings.scores, everything, settings.seed
+        model, structure, folds, draws, settings.scores, everything, settings.seed, bar.advance
     )
     return found, {"fit": task.fit_seconds, "weights": time.perf_counter() - began}
 
 
 def _refits(task: Task, found: Importance, seconds: dict[str, float], bar: Progress) -> Importance:
     """``found`` with folds that weights cannot serve refitted, where few parameters are shared."""
-    began = time.perf_counter()
-    refits = partial(with_refits, task.model, task.folds, found, task.settings.seed, bar)
+    began, finished = time.perf_counter(), Finished(keeper(), "refit")
+    refits = partial(with_refits, task.model, task.folds, found, task.settings.seed, bar, finished)
     found = keeper().made("refits", refits)
+    finished.forget()
     seconds["refits"] = time.perf_counter() - began
     return found
 
@@ -323,7 +371,9 @@ def _fit_draws_to_target(task: Task, goal: Goal, found: Importance) -> int:
     return min(int(np.ceil(1.2 * have * variance / most)), MOST_FIT_DRAWS)
 
 
-def _weighs(method: str, models: Sequence[Model], folds: Folds, settings: Settings) -> bool:
+def _weighs(
+    method: str, models: Sequence[Model], folds: Folds, settings: Settings, marginal: bool | None
+) -> bool:
     """Whether folds may be scored by importance sampling; raises where they must and can not."""
     check_name("method", method, METHODS)
     # where folds bridge to each other, as in leave-future-out, most are far from the full data
@@ -332,7 +382,7 @@ def _weighs(method: str, models: Sequence[Model], folds: Folds, settings: Settin
     if method == "mcmc" or (method == "auto" and (settings.keep or chained or not usual)):
         return False
     other = others(settings.scores)
-    cells = other and any(len(find_cells(model, model.probes())) for model in models)
+    cells = other and marginal is not False and _have_cells(models)
     if method == "importance" and settings.keep:
         raise ValueError(
             f'method="importance" keeps no draws, but keep={settings.keep} was asked for; use '
@@ -344,6 +394,26 @@ def _weighs(method: str, models: Sequence[Model], folds: Folds, settings: Settin
             f'but {", ".join(other)} was asked for; use method="auto" or "mcmc"'
         )
     return not cells
+
+
+def _have_cells(models: Sequence[Model]) -> bool:
+    return any(len(find_cells(model, model.probes())) > 0 for model in models)
+
+
+def _integrates(
+    marginal: bool | None,
+    weighted: bool,
+    models: Sequence[Model],
+    folds: Folds,
+    settings: Settings,
+) -> bool:
+    """Whether parameters may be integrated out; raises where they must and can not."""
+    if marginal not in (None, True, False):
+        raise ValueError(f"marginal must be None, True or False, got {marginal!r}")
+    reason = all_parameters(settings, models[0], folds)
+    if marginal and reason and not weighted:
+        raise ValueError(f"marginal=True cannot be: {reason}; leave marginal out")
+    return marginal is not False and (weighted or not reason)
 
 
 def _score_names(scores: str | tuple[str, ...] | None, folds: Folds) -> tuple[str, ...]:
@@ -459,136 +529,22 @@ def _check_bridge(folds: Folds, settings: Settings) -> None:
         )
 
 
-def _prepare(
-    model: Model,
-    folds: Folds,
-    fit: Fit,
-    settings: Settings,
-    draws: int,
-    bar: Progress,
-    together: int,
-) -> Run:
-    """Starting points, metrics, and room for what will be recorded.
-
-    ``together``: how many models of a family are sampled side by side.
-    """
-    began, k = time.perf_counter(), len(folds)
-    bar.start("full-data draws of the test rows")
-    full = full_data(model, folds, fit)
-    classes = needs.classes_of(model, settings.scores, full.positions)
-    emit = needs.emitted(settings.scores, settings.keep, folds, model, classes)
-    partner, previous = _partners(folds, settings.estimator)
-    bar.start("metrics of the folds")
-    start, found, tuning = tuned(model, folds, fit, full, settings.chains, settings.seed)
-    shape = MetricShape.of(tuning.metric)
-    program = fold_program(model, folds, settings, emit, shape, together if shape.own else 1)
-    sampler = Sampler(program, folds, previous, tuning, start, settings.warmup, settings.seed)
-    directions = tuning.watched.shape[1] + 1  # the log density is watched too
-    pace = Pace(Watch.empty(k, settings.chains, directions, settings.batch), np.zeros(k))
-    sums, stored = _no_sums(folds, partner, previous, full.scores, settings, emit, draws)
-    evidence = Evidence(
-        folds, partner, previous, found.improper, full.scores, sums, pace, draws=stored
-    )
-    recording.begin(evidence, model, full.positions, settings.scores, settings.keep, classes, draws)
-    return Run(
-        model,
-        folds,
-        fit,
-        settings,
-        full.positions,
-        found,
-        sampler,
-        evidence,
-        np.zeros(k),
-        np.zeros(k, np.int64),
-        np.zeros((k, settings.chains), np.int64),
-        np.zeros(k, np.int64),
-        {"prepare": time.perf_counter() - began},
-    )
-
-
 def _begin_to_compile(
-    models: Sequence[Model], folds: Folds, settings: Settings, weighted: bool
+    models: Sequence[Model], folds: Folds, settings: Settings, weighted: bool, alone: bool
 ) -> None:
     """Let programs compile in the background that will be needed, whatever the fit will be.
 
     That of the folds only where the fit does not decide its shapes, and every fold has chains.
+    ``alone``: parameters of groups are integrated out, where there are any.
     """
     model = models[0]
     by_class = any(rule.discrete for rule in needs.rules_of(settings.scores).values())
-    if not by_class and not weighted and fold_metrics_fit(model, folds):
+    cells_used = alone and not others(settings.scores) and _have_cells(models[:1])
+    if not by_class and not weighted and not cells_used and fold_metrics_fit(model, folds):
         emit = needs.emitted(settings.scores, settings.keep, folds, model, np.zeros(0))
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
-    begin_to_compile(model)
-    if weighted and not others(settings.scores):
+    if cells_used:
+        # in the order in which they are waited for
         cells.begin_to_compile(model, find_cells(model, model.probes()))
-
-
-def _tune(runs: Sequence[Run], bar: Progress) -> None:
-    """The compiled program of all runs, and the step size that each starts from."""
-    began, samplers = time.perf_counter(), [run.sampler for run in runs]
-    bar.start("compiling the folds' program")
-    samplers[0].program.compile().ready()
-    add_seconds(runs, "compile", began)
-    began = time.perf_counter()
-    bar.start("step size")
-    # Leapfrog steps of length e turn a standard normal's q by an angle T with an energy error of
-    # e^2 (q_T^2 - q_0^2) / 8, whose variance in d dimensions is d e^4 sin^2(T) / 16. Acceptance is
-    # 2 Phi(-sd / 2), so 0.8 at e = 1.5 d^-1/4 for trajectories of our lengths; a little less,
-    # since no metric fits quite. The pilots correct it.
-    guess = min(1.0, 1.3 * runs[0].model.dimension ** -0.25)
-
-    def step_sizes() -> list[float]:
-        tune_together(samplers, guess)
-        return [sampler.step_size for sampler in samplers]
-
-    for sampler, step_size in zip(samplers, keeper().made("step-size", step_sizes), strict=True):
-        sampler.start_at(step_size)
-    add_seconds(runs, "tune", began)
-
-
-def _partners(
-    folds: Folds, estimator: str
-) -> tuple[Int[np.ndarray, " fold"], Int[np.ndarray, " fold"]]:
-    """Whose draws bridge each fold's score, and whose score each fold's draws bridge."""
-    k = len(folds.partner)
-    partner = np.full(k, -1) if estimator == "mean" else folds.partner
-    previous = np.full(k, -1)
-    serves = (partner >= 0) & (partner < k)
-    previous[partner[serves]] = np.flatnonzero(serves)
-    return partner, previous
-
-
-def _no_sums(
-    folds: Folds,
-    partner: Int[np.ndarray, " fold"],
-    previous: Int[np.ndarray, " fold"],
-    full: FullData,
-    settings: Settings,
-    emit: needs.Emit,
-    draws: int,
-) -> tuple[RunningSums, Float[np.ndarray, "fold chain draw target"] | None]:
-    """Running sums before the first draw, and room for stored draws where they are kept."""
-    targets, k = (2 if (previous >= 0).any() else 1), len(partner)
-    nodes = stored = None
-    if settings.memory == "draws":
-        stored = np.empty((k, settings.chains, 0, targets))
-    elif (partner >= 0).any():
-        nodes = _bridge_nodes(partner, previous, full, settings.chains * draws)
-    row_start = folds.test_start if emit.by_row else None
-    sums = RunningSums.empty(k, settings.chains, settings.batch, row_start, nodes)
-    return sums, stored
-
-
-def _bridge_nodes(
-    partner: Int[np.ndarray, " fold"],
-    previous: Int[np.ndarray, " fold"],
-    full: FullData,
-    own_draws: int,
-) -> Float[np.ndarray, "fold target node"]:
-    """Bridge constants for online sums, around the full-data draws' guess of the optimum."""
-    own = bridge.guess(full.joint, partner, own_draws)[:, None] + GRID
-    if not (previous >= 0).any():
-        return own[:, None]
-    return np.stack([own, own[np.maximum(previous, 0)]], axis=1)
+    begin_to_compile(model)

@@ -101,6 +101,21 @@ def test_effects_of_groups(name):
     check_groups(of, [[f"a[{g}]"] for g in range(GROUPS)], SCALES)
 
 
+@pytest.mark.parametrize("unseen", [GROUPS, 5 * GROUPS])
+def test_groups_without_rows(unseen):
+    """Few are cells without rows; many are left aside, and hide no cells."""
+    prior, mean = HIERARCHICAL["centred"]
+    of = model(prior, mean, a=np.zeros(GROUPS + unseen))
+    found, cells, others = cells_of(of)
+    few = unseen == GROUPS
+    assert len(found) == GROUPS + few * unseen and len(set(found.row_cell)) == GROUPS
+    assert {frozenset(c) for c in cells} >= {frozenset({f"a[{g}]"}) for g in range(GROUPS)}
+    assert len(others) == len(SCALES) + (not few) * unseen
+    assert str(found).startswith(f"3 parameters shared by all rows; {GROUPS} cells of a[j]")
+    words = f"{unseen} cells without rows" if few else f"{unseen} parameters of groups without rows"
+    assert words in str(found)
+
+
 def slopes(p):
     a, b = p["ab"].reshape(GROUPS, 2).T
     return a[GROUP] + b[GROUP] * X

@@ -90,11 +90,15 @@ def test_progress_of_one_model(pair):
     assert "regression" in title(figure)
 
 
-def test_models_of_different_lengths_end_at_their_comparison(pair):
+def test_models_of_different_lengths_end_at_the_shorter(pair):
     longer = extend(pair[0].run, 40, progress=False)
-    x, y = data(fw.plot_progress(longer, pair[1]).axes[0].lines[0])
-    assert x[-1] == 200
-    assert y[-1] == pytest.approx(fw.compare([longer, pair[1]]).diff, rel=1e-9)
+    shorter = pair[1].info["draws"]
+    figure = fw.plot_progress(longer, pair[1])
+    x, y = data(figure.axes[0].lines[0])
+    assert x[-1] == shorter < longer.info["draws"]
+    assert f"after {shorter} iterations" in title(figure)
+    both = fw.compare([first_draws(longer, shorter), pair[1]])
+    assert y[-1] == pytest.approx(both.diff, rel=1e-9)
 
 
 def test_errors(pair):
@@ -133,7 +137,14 @@ def test_difference_is_sorted_and_named(pair):
     assert names == list(table["fold"].values[order])
     bars = np.array([path.vertices[:, 0] for path in axes.collections[0].get_paths()])
     np.testing.assert_allclose(np.ptp(bars, axis=1), 4 * table["mcse"].values[order])
-    assert "minus less" in title(figure)
+    assert "minus less" in title(figure) and "SE over folds" in title(figure)
+    assert axes.get_ylabel() == "fold"
+
+
+def test_the_scheme_says_what_is_drawn(pair, many):
+    few, some = (title(fw.plot_scheme(result)) for result in (pair[0], many[0]))
+    assert few == "blue: trains; orange: tested"
+    assert some == "blue: trains; orange: tested; 14 of 40 folds drawn"
 
 
 def test_of_many_folds_the_ends_are_named_and_all_are_drawn(many):
@@ -202,6 +213,7 @@ def spoiled(result, change):
     change(draws[..., 0])
     run.evidence = replace(evidence, draws=draws).first(evidence.standing.draws, False)
     run.settings = replace(run.settings, scores=("log",))
+    run.moves = run.moves * (np.ptp(draws[..., 0], axis=2) > 0)
     return summarise(run)
 
 
@@ -437,7 +449,9 @@ def test_diagnostics_name_flagged_folds(pair):
     assert "1 of 8 folds flagged: poor overlap 1" in title(figure)
     assert "group d" in [text.get_text() for text in figure.axes[0].texts]
     fine, flagged = (c.get_offsets() for c in figure.axes[0].collections)
-    assert len(fine) == 7 and flagged[:, 0].tolist() == [4.0]
+    assert len(fine) == 7 and flagged[:, 0].tolist() == [3.0]
+    labels = figure.axes[-1].xaxis.get_major_formatter()
+    assert [labels(at) for at in (0.0, 3.0, 3.5, 8.0)] == ["group a", "group d", "", ""]
 
 
 def test_diagnostics_of_folds_by_weights(prepared, seed):
@@ -462,6 +476,6 @@ def test_pit_that_leaves_its_band_is_marked(pair, power, words):
     result.calibration = result.calibration.copy(deep=True)
     result.calibration["below"].values[:], result.calibration["equal"].values[:] = pit, 0.0
     figure = fw.plot_pit(result)
-    assert words in title(figure)
+    assert words in title(figure) and "one bar in 20 is outside by chance" in title(figure)
     red = figure.axes[1].lines[2].get_ydata()
     assert np.isfinite(red).any() == (words != "stays inside")

@@ -103,16 +103,18 @@ def test_fold_names_keep_their_kind(kind, by_row, regression, tmp_path):
 
 
 def test_labels_of_another_kind_are_saved_as_text(loo, tmp_path):
-    odd = replace(loo, test={**loo.test, "y": np.array([1j, (1, 2), "b"], object)})
+    y = np.array(["b"] * loo.info["n_obs"], object)
+    y[0], y[1] = 1j, (1, 2)
+    odd = replace(loo, test={**loo.test, "y": y})
     with pytest.warns(UserWarning, match=r"2 are not, such as the complex 1j; their text"):
         path = storage.save(odd, tmp_path / "r.nc")
-    assert storage.load(path).test["y"].tolist() == ["1j", "(1, 2)", "b"]
+    assert storage.load(path).test["y"][:3].tolist() == ["1j", "(1, 2)", "b"]
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize("dtype", ["f2", "f4", ">f8", "c16", "i1", "u8", "?", "m8[s]", "S3"])
 def test_observations_keep_their_type(dtype, loo, tmp_path):
-    y = np.arange(6).astype(dtype).reshape(3, 2)
+    y = np.arange(2 * loo.info["n_obs"]).astype(dtype).reshape(-1, 2)
     odd = replace(loo, test={**loo.test, "y": y})
     same_bits(storage.load(storage.save(odd, tmp_path / "r.nc")).test["y"], y)
 

@@ -194,6 +194,8 @@ def test_commands_are_those_of_where_it_was_run():
         commands(result, "foldwise run my.py")[1] == "foldwise run my.py --warmup 200 --draws 200"
     )
     assert commands(many(1, 20, status="poor overlap")) == ["result.extend(100)"]
+    assert "reparameterise" in commands(many(1, 20, status="too slow"))[0]
+    assert "score by row" in commands(many(1, 20, status="heavy tail"))[0]
     assert commands(many(1, 20)) == []
 
 

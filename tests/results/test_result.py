@@ -37,6 +37,17 @@ def test_flagged_folds_are_those_that_are_not_fine():
         warn_of_flags(result)
 
 
+def test_slow_chains_of_a_random_walk_are_told_what_to_do():
+    """Where most folds are hampered, and leave out the future of parameters in a chain."""
+    bad = ["too slow", "chains disagree", "fine", "others in trouble"]
+    few = ["too slow", "fine", "fine", "fine"]
+    for status, share, said in ((bad, 1.0, True), (bad, 0.25, False), (few, 1.0, False)):
+        result = make(A, status=status)
+        lines = flags(replace(result, info={**result.info, "tied_future": share}))[1]
+        assert any("non-centred form" in line for line in lines) == said
+    assert not any("non-centred form" in line for line in flags(make(A, status=bad))[1])
+
+
 def test_flags_of_other_scores_are_named_where_they_are_new():
     result = make(A, status=["fine", "stuck chain", "fine", "fine"], more_scores=("log_pointwise",))
     table = result.folds.copy(deep=True)

@@ -64,7 +64,7 @@ def test_attributes_of_variables_are_part_of_the_checksum(name, saved):
 @pytest.mark.parametrize("dtype", ["<i4", "<U60000000", "|b1", "<M8[D]", "<c16", "object"])
 def test_a_type_that_values_cannot_have_had_is_refused(dtype, loo, tmp_path):
     """As in a file of an older version, whose checksum leaves attributes of variables out."""
-    values = np.array([0.5, 2.5, -1.5])
+    values = np.resize([0.5, 2.5, -1.5], loo.info["n_obs"])
     odd = replace(loo, test={**loo.test, "y": values})
     storage.write_whole(tmp_path / "first.nc", _unsized(odd))
     with h5py.File(tmp_path / "first.nc", "r+") as file:

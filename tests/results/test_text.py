@@ -15,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 def test_result_text():
     result = make(
         [-231.0, -231.3, -231.3],
+        test=[range(50), range(50, 100), range(100, 250)],
         mcse=[0.4, 0.4, 0.28],
         optimism=23.7,
         model="A",
@@ -72,7 +73,19 @@ def test_a_limit_below_the_benchmark_is_said():
     assert "1.100" not in flat(make(A, rhat=1.2, benchmark=[1.05] * 10))
 
 
+def test_divergences_are_said_with_their_share_and_its_limit():
+    result = make(A)
+    result.folds["divergences"][1:3] = 1
+    assert (
+        "chains: 2 divergences in 1,600 transitions (0.12 %; a fold is flagged above 0.5 %), "
+        "acceptance 0.84" in flat(result)
+    )
+
+
 def test_scores_by_row_say_so():
+    single = flat(make(A))
+    assert "log density; SE over rows" in single and "joint" not in single
+    assert "joint log density; SE over folds" in flat(make(A, weight=0.5))
     assert "log density by row; SE over rows" in flat(by_row([-1.0, -2.0, -3.0, -1.0, -1.0]))
 
 
@@ -119,6 +132,8 @@ def test_text_survives_what_is_missing():
     merged = make(A, seed=[1, 2], fit_seed=[1, 2], seconds={"fit": np.nan})
     assert "seed 1, 2" in flat(merged) and "fit seed" not in flat(merged)
     assert "full-data fit n/a" in flat(merged)
+    assert "seed 7 (this model's own: 8)" in flat(make(A, seed=8, given_seed=7))
+    assert "this model's own" not in flat(make(A, seed=8, given_seed=8))
 
 
 def test_wide_things_are_wrapped():
@@ -165,7 +180,14 @@ def test_comparison_text():
         ">0.999." in text
     )
     assert "R-hat-max 1.010 is what mixed chains show (up to 1.059 in 99 runs of 100)" in text
-    assert "Pr(worse): probability that the model predicts worse than the first" in text
+    assert (
+        "Pr(worse): probability that the model predicts worse than the first, by Student's t over "
+        "40 folds; Monte Carlo error counts weight: in the mixture that predicts best (stacking); "
+        "no probability" in text
+    )
+    assert "chains in" not in text
+    found.results["A"].folds["method"] = ("fold", np.repeat(["mcmc", "importance"], [3, 37]))
+    assert "in 99 runs of 100); chains in 43 of 80 folds, 40 a model" in flat(found)
     assert "below 4" not in text and "third" not in text and "left out" not in text
     assert widest(found) <= 80 and repr(found) == str(found)
 

@@ -11,6 +11,7 @@ from foldwise.models.structure import find_cells
 from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.globals import Marginal, draw_globals
 from foldwise.sampling.proposals import Mixture, climb, fitted, share_of
+from foldwise.scores.diagnostics import by_parameter
 from foldwise.support.progress import Progress
 
 QUIET = Progress(False)
@@ -70,11 +71,14 @@ def test_draws_of_a_funnel_are_those_of_a_grid():
     mean, sd = on_a_grid()
     found = full_data_fit(SCHOOLS.model(), 3, QUIET, marginal=True)
     assert not found.problems() and np.nanmin(found.ess) > 1000
+    assert found.rhat.shape == (2,) and (found.sampled == [0, 1]).all()  # log tau and mu
     draws = found.flat[:, :3]
-    error = sd / np.sqrt(found.ess[:3])
+    ess = by_parameter("ess", found.positions[..., :3])
+    assert ess[2] > 1000 and (ess[:2] == found.ess).all()
+    error = sd / np.sqrt(ess)
     assert (np.abs(draws.mean(axis=0) - mean) < 4 * error).all()
     # log tau has a long tail: the error of its sd is larger than that of a normal variable
-    assert (np.abs(draws.std(axis=0) / sd - 1) < 4 * np.sqrt(2 / found.ess[:3])).all()
+    assert (np.abs(draws.std(axis=0) / sd - 1) < 4 * np.sqrt(2 / ess)).all()
 
 
 def test_where_the_globals_are_not_sampled_alone():

@@ -77,7 +77,9 @@ def test_tails_of_the_normals(numbers, beyond):
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 @pytest.mark.parametrize("word", [0, 2**32 - 1])
 def test_no_word_gives_an_infinite_number(monkeypatch, precision, word):
-    monkeypatch.setattr(kernel, "threefry_2x32", lambda key, count: jnp.full_like(count, word))
+    monkeypatch.setattr(
+        "foldwise.support.noise.threefry_2x32", lambda key, count: jnp.full_like(count, word)
+    )
     key, counter = np.zeros((1, 1, 2), np.uint32), np.zeros(1, np.int32)
     noise, log_uniform = randomness(key, counter, 3, precision)
     # the outermost of 2^32 numbers, or in single precision one rounding from the edge

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from versions import last_bits
 
 import foldwise as fw
 from foldwise.models.evaluate import gradients
@@ -60,6 +61,7 @@ def test_two_modes_of_one_parameter_have_their_share(apart, prior, init, seed):
     assert fit.settled and abs(share - below) < 4 * np.sqrt(below * (1 - below) / fit.ess.min())
 
 
+@last_bits
 def test_a_mode_that_nuts_leaves_during_warm_up_is_not_forgotten():
     """With this seed all four chains of NUTS end in one mode, and agree."""
     model, below = mixture(1.2, 0.6, 3.0, 1.0, spare=15)

@@ -8,11 +8,14 @@ import problems
 import pytest
 
 import foldwise as fw
+from foldwise.models.structure import Structure, find_cells
 from foldwise.sampling import tuning
 from foldwise.sampling.tuning import (
     FullData,
     FullDraws,
+    at_others,
     curvatures,
+    has_normal_priors,
     local_coordinates,
     partner_draws,
     pilot_positions,
@@ -56,6 +59,44 @@ def test_weights_of_starts_are_capped():
     assert abs(share[0] - share[1]) < 0.15 and share[1] > share[2] + 0.3
 
 
+def test_starts_of_a_group_that_is_left_out_are_where_other_groups_are():
+    """Groups of one coordinate at 0, 1, ..., 7: chains of fold 3 begin at other groups, spread."""
+    groups, chains = 8, 4
+    coordinates = np.full((groups, 3), -1)
+    coordinates[:, 0] = np.arange(groups)
+    row_cell = np.repeat(np.arange(groups), 2)
+    structure = Structure(coordinates, row_cell, tuple(f"z[{k}]" for k in range(groups)))
+    start = np.broadcast_to(np.arange(groups, dtype=float), (groups, chains, groups))
+    folds = fw.leave_group_out(row_cell)
+    found = at_others(start, structure, folds, seed=1)
+    own = found[3, :, 3]
+    assert 3.0 not in own and own.min() < 3.0 < own.max()
+    others = np.delete(np.arange(groups), 3)
+    np.testing.assert_array_equal(found[3][:, others], start[3][:, others])
+    # a group of which a row stays is where that row has put it
+    one = fw.leave_one_out(len(row_cell))
+    twice = np.repeat(start, 2, axis=0)
+    np.testing.assert_array_equal(at_others(twice, structure, one, seed=1), twice)
+
+
+@pytest.mark.parametrize("peaks", [1, 2])
+def test_priors_of_groups_that_are_not_normal_are_seen(peaks, rng):
+    row_cell = np.repeat(np.arange(6), 3)
+
+    def log_prior(p):
+        parts = [-0.5 * (p["z"] - at * jnp.exp(p["mu"])) ** 2 for at in (-2.0, 2.0)[:peaks]]
+        return -0.5 * p["mu"] ** 2 + jnp.sum(sum(map(jnp.exp, parts)) if peaks > 1 else parts[0])
+
+    def log_likelihood(p):
+        return -0.5 * (p["z"][row_cell] - p["mu"]) ** 2
+
+    model = fw.Model(log_prior, log_likelihood, {"mu": 0.0, "z": np.zeros(6)}, len(row_cell))
+    positions = rng.normal(size=(50, 7))
+    structure = find_cells(model, positions)
+    assert len(structure) == 6
+    assert has_normal_priors(model, structure, positions) == (peaks == 1)
+
+
 def full_of(positions, joint):
     return FullDraws(positions, joint, FullData(joint, np.zeros(0), 4, 10))
 
@@ -65,13 +106,18 @@ def test_slow_coordinates_and_those_of_the_score_are_watched(rng):
     joint = positions[:, [11, 22]].T + positions[:, 5] + 0.1 * rng.normal(size=(2, 1000))
     ess = np.full(30, 900.0)
     ess[[5, 17]] = 50.0
-    fit = SimpleNamespace(positions=positions.reshape(4, 250, 30), ess=ess)
+    fit = SimpleNamespace(positions=positions.reshape(4, 250, 30), ess=ess, sampled=None)
     found = watched_coordinates(fit, full_of(positions, joint), most=4)
     assert found.shape == (2, 4) and all(len(set(own)) == 4 for own in found)
     for own, of_score in zip(found, (11, 22), strict=True):
         assert {5, 17, of_score} <= set(own)
     whole = watched_coordinates(fit, full_of(positions, joint), most=30)
     np.testing.assert_array_equal(whole, [np.arange(30)] * 2)
+    # of a fit whose chains are of one parameter, that one and those that go with the score
+    fit = SimpleNamespace(positions=fit.positions, ess=ess[:1], sampled=np.array([17]))
+    found = watched_coordinates(fit, full_of(positions, joint), most=4)
+    assert found.shape == (2, 4) and (found[:, 0] == 17).all()
+    assert all({5, score} <= set(own) for own, score in zip(found, (11, 22), strict=True))
 
 
 def test_pilots_are_full_data_draws(rng):

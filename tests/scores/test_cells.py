@@ -2,11 +2,14 @@
 
 from functools import cache
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 from effects import Effects, Group, columns
 
 import foldwise as fw
+from foldwise.models.structure import find_cells
 from foldwise.scores.cell_sets import Values, needs_of
 from foldwise.scores.cells import RULES, Derived, log_integrals, rule
 
@@ -184,3 +187,32 @@ def test_a_group_far_from_others_whose_rows_have_heavy_tails():
     draws = of.draws(8)
     draws[:, 2:] = [np.median(y) - 0.3 for y in of.y]
     right_or_unsettled(of, draws, half_width=20.0, points=40001)
+
+
+def test_a_second_mode_that_mirrors_the_first_is_seen():
+    """Rows of u^2: rules around one of the two modes agree with each other, and are log 2 short."""
+    rng = np.random.default_rng(4)
+    group = np.repeat(np.arange(4), 5)
+    y = 4.0 + 2.0 * rng.normal(size=20)
+
+    def log_likelihood(p):
+        return -0.5 * ((y - p["u"][group] ** 2 - p["mu"]) / 2.0) ** 2
+
+    start = {"mu": np.zeros(1), "u": np.full(4, 2.0)}
+    model = fw.Model(
+        lambda p: -0.5 * (jnp.sum(p["mu"] ** 2) + jnp.sum((p["u"] / 2.0) ** 2)),
+        log_likelihood,
+        start,
+        20,
+    )
+    draws = np.concatenate([[0.0], np.full(4, 2.0)]) + 0.05 * rng.normal(size=(64, 5))
+    structure = find_cells(model, draws)
+    needs = needs_of(structure, fw.leave_group_out(group), by_row=False)
+    values = Values(model, structure, needs, draws)
+    found = np.concatenate([part for _, part in values.at(draws)], axis=1)[:4]
+    grid = np.linspace(-8, 8, 16001)
+    rows = -0.5 * ((y[:, None, None] - grid**2 - draws[None, :, :1]) / 2.0) ** 2
+    inside = rows.reshape(4, 5, len(draws), -1).sum(axis=1) - 0.5 * (grid / 2.0) ** 2
+    exact = scipy.special.logsumexp(inside, axis=2) + np.log(grid[1] - grid[0])
+    settled = ~values.unsettled[:4]
+    np.testing.assert_allclose(found[settled], exact[settled], rtol=0, atol=1e-3)

@@ -5,7 +5,7 @@ import pytest
 from arviz_stats.base import array_stats
 
 from foldwise.scores import diagnostics
-from foldwise.scores.sums import RunningSums
+from foldwise.scores.sums import RunningSums, Watch
 
 
 def chains(rng, folds, length, draws=100, correlation=0.3):
@@ -81,14 +81,35 @@ def test_shifted_chain_is_caught(rng, draws):
 
 @pytest.mark.parametrize("draws", [100, 1000])
 def test_stuck_chain_is_caught(rng, draws):
-    scores = chains(rng, 50, 4, draws)
-    scores[17, 2] = scores[17, 2, 0]
-    sums = sums_of(scores)
-    stuck = diagnostics.chain_stuck(sums, moves=np.ones((50, 4)))
-    assert np.flatnonzero(stuck).tolist() == [17]
+    positions = rng.normal(size=(50, 4, draws, 2))
+    positions[17, 2] = positions[17, 2, 0]
+    positions[21, 1, :, 0] = 0.3  # one direction stands still, the other does not
+    watch = Watch.empty(50, 4, 2, 10)
+    for part in np.split(positions, 2, axis=2):
+        watch.update(np.arange(50), part)
     moves = np.ones((50, 4))
+    assert np.flatnonzero(diagnostics.chain_stuck(watch, moves)).tolist() == [17]
     moves[3, 0] = 0
-    assert np.flatnonzero(diagnostics.chain_stuck(sums, moves)).tolist() == [3, 17]
+    assert np.flatnonzero(diagnostics.chain_stuck(watch, moves)).tolist() == [3, 17]
+
+
+@pytest.mark.parametrize("level", [0.0, -1.3, -1e4])
+def test_a_constant_score_has_no_say_in_the_benchmark(rng, level):
+    scores = chains(rng, 20, 4, 100)
+    before = diagnostics.mixing(sums_of(scores[1:]), seed=1)
+    scores[0] = level
+    sums = sums_of(scores)
+    assert np.flatnonzero(diagnostics.score_constant(sums)).tolist() == [0]
+    mixing = diagnostics.mixing(sums, seed=1)
+    assert mixing.rhat[0] == 1.0 and np.array_equal(mixing.rhat[1:], before.rhat)
+    np.testing.assert_array_equal(mixing.benchmark, before.benchmark)
+    scores[0] += 1e-4 * max(abs(level), 1.0) * rng.normal(size=scores[0].shape)
+    assert not diagnostics.score_constant(sums_of(scores)).any()
+
+
+def test_effective_draws():
+    found = diagnostics.effective_draws(np.array([2.0, 0.0, 1.0]), np.array([0.1, 0.0, 0.0]), 50)
+    np.testing.assert_array_equal(found, [20.0, 50.0, np.nan])
 
 
 def test_slowly_mixing_folds_are_caught_although_they_raise_the_benchmark(rng):

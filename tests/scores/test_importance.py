@@ -217,8 +217,8 @@ def test_pieces_give_what_one_piece_gives(monkeypatch, name):
     whole = scores(name, 0)
     monkeypatch.setattr(importance, "VALUES", 16 * DRAWS)
     calls = []
-    inner = importance._evaluate
-    monkeypatch.setattr(importance, "_evaluate", lambda *given: calls.append(1) or inner(*given))
+    inner = importance.evaluated
+    monkeypatch.setattr(importance, "evaluated", lambda *given: calls.append(1) or inner(*given))
     pieces = scores(name, 0)
     assert len(calls) > 1
     assert pieces.used.tolist() == whole.used.tolist()

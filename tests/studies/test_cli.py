@@ -16,7 +16,7 @@ from command import fails
 import foldwise as fw
 from foldwise import studies
 from foldwise.results.result import FoldWarning
-from foldwise.studies import cli, output
+from foldwise.studies import cli, output, own_file
 
 # ---------------------------------------------------------------- run
 
@@ -154,7 +154,7 @@ def test_the_users_file_does_not_run_if_the_folder_is_refused(tmp_path, capsys):
 
 def test_models_of_other_packages_are_adapted(asked, tmp_path, monkeypatch):
     adapted = fw.Model(lambda q: -0.5 * q**2, lambda q: -0.5 * (q - np.arange(4.0)) ** 2, 0.0, 4)
-    monkeypatch.setitem(cli._ADAPTERS, "pymc", lambda model: adapted)
+    monkeypatch.setitem(own_file._ADAPTERS, "pymc", lambda model: adapted)
     text = "class Model: pass\nModel.__module__ = 'pymc.model.core'\n" + TWO
     text = text.replace('{"one": make(), "two": make()}', '{"one": Model()}')
     assert cli.main(["run", run_file(tmp_path, text)]) == 0
@@ -277,7 +277,7 @@ def test_study_passes_its_options(study, capsys):
 def test_study_with_nothing_said_is_the_studys_own(study):
     assert cli.main(["study", "toy"]) == 0
     assert cli.main(["demo"]) == 0
-    assert study == [("toy", studies.Options())] * 2
+    assert study == [("toy", studies.Options()), ("toy", studies.Options(method="auto"))]
 
 
 def test_study_as_json_and_folder(study, light, tmp_path, capsys):

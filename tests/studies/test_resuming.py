@@ -43,7 +43,7 @@ def stopped(tmp_path, monkeypatch, capsys, light_figures):
     def once(model, folds, **settings):
         if model.name == "two":
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(fw.crossval, "_tune", stop)
+                patch.setattr(fw.crossval, "tune", stop)
                 return real(model, folds, **settings)
         return real(model, folds, **settings)
 
@@ -89,7 +89,7 @@ def test_a_command_goes_on_where_it_was(stopped, capsys, monkeypatch):
 def test_a_study_keeps_its_fits_too(tmp_path, capsys, monkeypatch, light_figures):
     kept = tmp_path / "kept"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fw.crossval, "_tune", None)  # the folds never begin
+        patch.setattr(fw.crossval, "tune", None)  # the folds never begin
         arguments = ["study", "poisson", "--quick", "--no-progress", "--checkpoint", str(kept)]
         assert f"foldwise resume {kept} goes on" in fails(capsys, *arguments)
     assert "A.fit: 1 full-data fit" in resuming.finished(kept)

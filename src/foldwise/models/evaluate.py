@@ -52,6 +52,11 @@ class Rows(Protocol):
     def flat_joint(self, flat: Float[Array, " d"], rows: Bool[Array, " row"]) -> Float[Array, ""]:
         """The same of a flat position."""
 
+    def flat_posterior(
+        self, flat: Float[Array, " d"], rows: Bool[Array, " row"]
+    ) -> Float[Array, ""]:
+        """The same with the log prior."""
+
     def flat_derivatives(self, flat: Float[Array, " d"]) -> tuple[Array, Array]:
         """First and second derivative of each row's log density by its observed value."""
 
@@ -77,11 +82,11 @@ def masked_log_density(
         prior, rows = model.flat_log_prior(flat), model.flat_log_likelihood(flat)
         return prior + rows.sum(), rows
     if model.joint_log_likelihood is not None:
-        seen, prior = model.flat_joint(flat, train), model.flat_log_prior(flat)
+        value = model.flat_posterior(flat, train)
         if temper is not None:
-            every = model.flat_joint(flat, jnp.ones_like(train))
-            seen += jnp.where(temper > 0, temper * (every - seen), 0.0)
-        return prior + seen, jnp.zeros(model.n_obs, flat.dtype)
+            others = model.flat_posterior(flat, jnp.ones_like(train)) - value
+            value += jnp.where(temper > 0, temper * others, 0.0)
+        return value, jnp.zeros(model.n_obs, flat.dtype)
     rows = model.flat_log_likelihood(flat)
     prior = model.flat_log_prior(flat)
     # not zero times the score: a test row of density zero must not stop the chain
@@ -235,11 +240,15 @@ def joints_at(
 
     def densities(draws: Array, some: Array) -> Array:
         def of_draw(q: Array) -> Array:
-            return jax.lax.map(lambda rows: model.flat_joint(q, rows), some)
+            if together == len(some):
+                return jax.vmap(lambda rows: model.flat_joint(q, rows))(some)
+            return jax.lax.map(lambda rows: model.flat_joint(q, rows), some, batch_size=together)
 
         return jax.lax.map(of_draw, draws)
 
     batch, room = _JOINT_DRAWS * lanes(), min(_JOINT_SETS, len(masks))
+    # side by side as many as have their matrices in the cache of a core
+    together = _largest_divisor(room, max(1, _CACHE_VALUES // model.n_obs**2))
     shape = np.zeros((batch, model.dimension))
     program = compiled(model, "joints", densities, shape, np.zeros((room, model.n_obs), bool))
     found = np.empty((len(masks), len(flat)))
@@ -263,16 +272,54 @@ def derivatives_at(
 
 
 def replicates_at(
-    model: Any, flat: Float[np.ndarray, "draw d"], seed: int
+    model: Any,
+    flat: Float[np.ndarray, "draw d"],
+    seed: int,
+    numbers: Int[np.ndarray, " draw"],
 ) -> Iterator[tuple[Float[np.ndarray, "draw row"]]]:
-    """One simulated value of each row at flat positions, likewise."""
+    """One simulated value of each row at flat positions, likewise; ``numbers`` are the draws'.
+
+    Rows are the last axis; before it are the numbers of a row, where it has several.
+    """
 
     def simulated(numbered: Array) -> tuple[Array]:
         key = jax.random.fold_in(jax.random.key(seed), numbered[-1].astype(jnp.uint32))
-        return (model.flat_simulate(key, numbered[:-1]).astype(flat.dtype),)
+        return (_numbers_first(model.flat_simulate(key, numbered[:-1])).astype(flat.dtype),)
 
     program = batch_program(model, f"replicates {seed}", simulated, model.dimension + 1)
-    yield from in_batches(*program, np.column_stack([flat, np.arange(len(flat))]))
+    yield from in_batches(*program, np.column_stack([flat, numbers]))
+
+
+def joint_replicates_at(
+    model: Any,
+    flat: Float[np.ndarray, "draw d"],
+    seed: int,
+    numbers: Int[np.ndarray, " draw"],
+    train: Bool[np.ndarray, " row"],
+) -> Iterator[tuple[Float[np.ndarray, "draw ... row"]]]:
+    """The same given the rows ``train``, where rows depend on each other.
+
+    A draw has the same random numbers whatever the rows.
+    """
+
+    def simulated(draws: Array, train: Array) -> Array:
+        def of_draw(numbered: Array) -> Array:
+            key = jax.random.fold_in(jax.random.key(seed), numbered[-1].astype(jnp.uint32))
+            found = model.flat_simulate(key, numbered[:-1], train)
+            return _numbers_first(found).astype(flat.dtype)
+
+        return jax.lax.map(of_draw, draws)
+
+    batch = _JOINT_DRAWS * lanes()
+    shape = np.zeros((batch, model.dimension + 1))
+    program = compiled(model, f"joint replicates {seed}", simulated, shape, train)
+    numbered = np.column_stack([flat, numbers])
+    yield from in_batches(_alone(program), batch, numbered, train)
+
+
+def _numbers_first(rows: Float[Array, "row ..."]) -> Float[Array, "... row"]:
+    """Rows last, after the numbers of a row as one axis, where it has several."""
+    return rows if rows.ndim == 1 else rows.reshape(len(rows), -1).T
 
 
 def probabilities_at(

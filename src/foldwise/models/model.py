@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from foldwise.models.evaluate import gradients, rows_at
+from foldwise.models.given_rows import GivenRows
 from foldwise.models.purity import Trace, trace, unjitted
 from foldwise.support.runtime import forget_constants, precision_context
 
@@ -27,7 +28,7 @@ _PROGRAMS = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(GivenRows):
     """A Bayesian model: a log prior and a log likelihood by row, of an unconstrained position.
 
     The posterior given a set of training rows is proportional to
@@ -71,6 +72,9 @@ class Model:
         Kalman filters. Instead of ``log_likelihood``. A fold's posterior is that of
         ``log_prior + joint_log_likelihood(position, train)``, and its log score is the log density
         of the test rows given the training rows and the position, the difference of two such.
+    joint_simulate
+        ``joint_simulate(key, position, rows)``: one replicate of each row given the observed values
+        of the rows that are marked, for scores of such rows from predictive draws.
 
     Examples
     --------
@@ -97,6 +101,7 @@ class Model:
     unconstrain: Callable[[Any], Position] | None = None
     name: str | None = None
     joint_log_likelihood: Callable[[Position, Bool[Array, " row"]], Float[Array, ""]] | None = None
+    joint_simulate: Callable[[jax.Array, Position, Bool[Array, " row"]], Array] | None = None
 
     # which model of a family it is: nothing for a model that is not of a family
     selection: ClassVar[Any] = ()
@@ -113,6 +118,11 @@ class Model:
             object.__setattr__(self, "y", _own_copy(self.__dict__["_given_y"]))
         if self.joint_log_likelihood is not None:
             self._take_joint()
+        elif self.joint_simulate is not None:
+            raise TypeError(
+                "joint_simulate is of rows that depend on each other, but there is no "
+                "joint_log_likelihood; give it, or simulate(key, position) for independent rows"
+            )
         elif self.log_likelihood is None:
             if self.row_log_density is None or self.y is None:
                 raise TypeError(
@@ -137,6 +147,12 @@ class Model:
             raise TypeError(
                 "joint_log_likelihood must be a function of a position and of a boolean array of "
                 f"rows, got {self.joint_log_likelihood!r}"
+            )
+        if self.simulate is not None:
+            raise TypeError(
+                "replicates of rows that depend on each other are given the rows that are seen, "
+                "but simulate(key, position) knows of none; give joint_simulate(key, position, "
+                "rows) instead"
             )
         joint, n = unjitted(self.joint_log_likelihood), self.n_obs
 
@@ -227,9 +243,28 @@ class Model:
             unjitted(self._function("joint_log_likelihood"))(self.unflatten(flat), rows)
         )
 
-    def flat_simulate(self, key: jax.Array, flat: Float[Array, " d"]) -> Float[Array, " row"]:
-        """One replicate of each row at a flat position."""
-        return jnp.asarray(unjitted(self._function("simulate"))(key, self.unflatten(flat)))
+    def flat_simulate(
+        self, key: jax.Array, flat: Float[Array, " d"], train: Bool[Array, " row"] | None = None
+    ) -> Float[Array, "row ..."]:
+        """One replicate of each row at a flat position.
+
+        Where rows depend on each other, given the rows ``train``; None: given none.
+        """
+        position = self.unflatten(flat)
+        if self.joint_log_likelihood is None:
+            return jnp.asarray(unjitted(self._function("simulate"))(key, position))
+        train = jnp.zeros(self.n_obs, bool) if train is None else train
+        return jnp.asarray(unjitted(self._function("joint_simulate"))(key, position, train))
+
+    @property
+    def simulates(self) -> bool:
+        """Whether there are replicates of rows."""
+        return self.simulate is not None or self.joint_simulate is not None
+
+    @property
+    def numbers_in_row(self) -> int:
+        """How many numbers the observed value of a row has."""
+        return int(np.prod(np.shape(self.y)[1:]))
 
     def flat_probabilities(
         self, flat: Float[Array, " d"], classes: tuple[float, ...]
@@ -343,16 +378,24 @@ class Model:
         batches = list(rows_at(self, points))
         return [pair for batch in batches for pair in zip(*batch, strict=True)]
 
-    def check_simulate(self) -> None:
-        """Raise unless ``simulate`` gives one number for every row, as ``y`` has, from its key."""
+    def check_simulate(self, several: bool = False) -> None:
+        """Raise unless ``simulate`` gives what ``y`` has of every row, from its key.
+
+        That is one number, or ``several``.
+        """
         with precision_context("float64"):
             flat = jnp.asarray(self.flatten(self._template))
             found, again = (trace(self.flat_simulate, jax.random.key(0), flat) for _ in range(2))
-        if found.shape.shape != (self.n_obs,) or np.ndim(self.y) != 1:
+        if found.shape.shape != np.shape(self.y):
             raise ValueError(
-                "scores from predictive draws need one number per row: simulate(key, position) "
-                f"and y must have shape ({self.n_obs},), but have {found.shape.shape} and "
-                f"{np.shape(self.y)}"
+                "simulate(key, position) must give a replicate of each row of y, but they have "
+                f"the shapes {found.shape.shape} and {np.shape(self.y)}; return y's shape"
+            )
+        if np.ndim(self.y) > 1 and not several:
+            raise ValueError(
+                "this score needs one number per row, but y and its replicates have shape "
+                f"{np.shape(self.y)}; use energy or dss, which take the numbers of all test rows "
+                "together"
             )
         if found.unused[0] or found.digest != again.digest:
             raise ValueError(
@@ -383,13 +426,13 @@ class Model:
 
     def _check_continuous(self, score: str, y: np.ndarray) -> None:
         discrete = y.dtype.kind in "iub"
-        if not discrete and self.simulate is not None:
+        if not discrete and self.simulates:
             flat = jnp.asarray(self.flatten(self._template))
             replicate = np.asarray(jax.jit(self.flat_simulate)(jax.random.key(0), flat))
             discrete = replicate.dtype.kind in "iub" or np.array_equal(
                 replicate, np.round(replicate)
             )
-        if not discrete and self.simulate is None and np.array_equal(y, np.round(y)):
+        if not discrete and not self.simulates and np.array_equal(y, np.round(y)):
             raise ValueError(
                 f"{score} needs a density with derivatives by the observed value; all of y are "
                 "whole numbers, and without simulate one cannot tell whether the model is "

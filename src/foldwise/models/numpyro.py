@@ -11,26 +11,43 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from foldwise.models.common import choose_observed, need
+from foldwise.models.common import need
 from foldwise.models.model import Model
+from foldwise.models.numpyro_normal import joint_draw, joint_log_density
+from foldwise.models.numpyro_rows import (
+    Rows,
+    Sites,
+    find_rows,
+    has_atoms,
+    is_censored,
+    log_prob,
+    opened,
+    without_sums,
+)
 from foldwise.support.runtime import forget_constants, precision_context
-
-Sites = dict[str, dict[str, Any]]
 
 
 def from_numpyro(
-    model: Callable[..., Any], *args: Any, observed: str | None = None, **kwargs: Any
+    model: Callable[..., Any],
+    *args: Any,
+    observed: str | None = None,
+    rows: str | Mapping[str, Any] | None = None,
+    row_axis: int = 0,
+    **kwargs: Any,
 ) -> Model:
     """A ``Model`` of a NumPyro model with continuous latent variables.
 
     Rows are the first axis of the observed site; further batch axes are summed, event axes belong
-    to a row. Other observed sites and factors stay in the training density of every fold. The
-    parameters of ``constrain`` and ``unconstrain`` are the model's latent sites by name.
+    to a row. Where all rows are one event, a ``MultivariateNormal`` (or ``LowRank...``, ``CAR``,
+    ``GaussianRandomWalk``, ``GaussianStateSpace``, ``MatrixNormal``, ``CirculantNormal``), they
+    depend on each other given the parameters, and the model has a ``joint_log_likelihood``. Other
+    observed sites and factors stay in the training density of every fold. The parameters of
+    ``constrain`` and ``unconstrain`` are the model's latent sites by name.
 
     The model is of the arguments as they are now: arrays are copied. If they are changed in place
     afterwards, ``fit`` and ``cross_validate`` say so and stop. ``scale`` and ``mask`` act on latent
-    and other observed sites as they do in NumPyro; the rows that are cross-validated must be
-    neither scaled nor masked.
+    and other observed sites as they do in NumPyro. The rows that are cross-validated must not be
+    scaled; where some are masked, rows are those that are not, in their order.
 
     Parameters
     ----------
@@ -42,6 +59,13 @@ def from_numpyro(
         The same, by name.
     observed
         Name of the observed site to cross-validate; may be left out when there is one.
+    rows
+        Instead of ``observed``: the name of a factor or a deterministic site that has the log
+        density of each row, or several sites as a dictionary. ``{"events": None, "censored":
+        None}`` are all events, then all censored ones; with integer arrays, entry i of a site
+        belongs to row ``numbers[i]``, and entries of a row add up.
+    row_axis
+        Which axis of the observed site has the rows.
 
     Examples
     --------
@@ -50,56 +74,94 @@ def from_numpyro(
     need("numpyro")
     if not callable(model):
         raise TypeError(f"model must be a NumPyro model, a function, got {type(model).__name__}")
-    return _model(model, args, kwargs, observed)
+    return _model(model, args, kwargs, (observed, rows, row_axis))
 
 
 def _model(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], observed: str | None
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wanted: tuple[str | None, Any, int],
 ) -> Model:
     given = args, kwargs
     _check_unmasked(given)
-    forget_constants()  # arrays that the model closes over, of MCMC in single precision
-    with precision_context("float64"):
-        args, kwargs = jax.tree.map(_as_float64, (args, kwargs))
-        sites = _trace(model, args, kwargs, {}, jax.random.key(0))
-        _check_sites(sites)
-        chosen = choose_observed(_observed_names(sites), observed, "site")
-        _check_unmasked(sites[chosen]["value"])
-        y = np.asarray(sites[chosen]["value"])
-        _check_rows(chosen, sites[chosen], y)
-        _check_every_row_counts(chosen, sites[chosen])
-        init = _initial(model, args, kwargs)
 
     def at(position: Mapping[str, Array]) -> Sites:
         _check_unchanged(given, (args, kwargs))
         return _trace(model, args, kwargs, position, None)
 
+    forget_constants()  # arrays that the model closes over, of MCMC in single precision
+    with precision_context("float64"):
+        args, kwargs = jax.tree.map(_as_float64, (args, kwargs))
+        sites = _trace(model, args, kwargs, {}, jax.random.key(0))
+        _check_sites(sites)
+        rows = find_rows(sites, *wanted)
+        _check_unmasked([sites[name]["value"] for name in rows.numbers])
+        init = _initial(model, args, kwargs)
+        rows = without_sums(rows, (_trace(model, args, kwargs, q, None) for q in _probes(init)))
+        functions = _row_functions(rows, sites, at)
+
     def log_prior(position: Mapping[str, Array]) -> Float[Array, ""]:
         found = at(position)
         return sum(
-            (jnp.sum(_log_prob(site)) for name, site in found.items() if name != chosen),
+            (jnp.sum(log_prob(site)) for name, site in found.items() if name not in rows.counted),
             start=jnp.zeros(()),
         )
 
-    def row_log_density(position: Mapping[str, Array], y: Any) -> Float[Array, " row"]:
-        by_row = _log_prob({**at(position)[chosen], "value": y, "intermediates": []})
-        return by_row.reshape(len(by_row), -1).sum(axis=1)
-
-    def simulate(key: Array, position: Mapping[str, Array]) -> Array:
-        return at(position)[chosen]["fn"].sample(key)
-
     return Model(
         log_prior,
-        None,
-        init,
-        n_obs=len(y),
-        simulate=simulate,
-        row_log_density=row_log_density,
-        y=y,
+        init=init,
+        n_obs=rows.n_obs,
         constrain=partial(_constrain, model, args, kwargs),
         unconstrain=partial(_unconstrain, model, args, kwargs),
         name=getattr(model, "__name__", None),
+        **functions,
     )
+
+
+def _row_functions(rows: Rows, sites: Sites, at: Callable[[Any], Sites]) -> dict[str, Any]:
+    """What a ``Model`` knows of its rows, by the names of its arguments."""
+    y, kinds = rows.observed(sites), [sites[name].get("fn") for name in rows.numbers]
+    if rows.joint:
+        return _joint_functions(rows, sites, at)
+
+    def log_likelihood(position: Mapping[str, Array]) -> Float[Array, " row"]:
+        return rows.log_likelihood(at(position))
+
+    def row_log_density(position: Mapping[str, Array], y: Any) -> Float[Array, " row"]:
+        return rows.log_likelihood(at(position), jnp.asarray(y))
+
+    def simulate(key: Array, position: Mapping[str, Array]) -> Array:
+        return rows.draw(key, at(position))
+
+    found: dict[str, Any] = {"log_likelihood": log_likelihood, "y": y}
+    if y is not None and not any(is_censored(kind) for kind in kinds):
+        found["simulate"] = simulate
+    if y is not None and not any(has_atoms(kind) for kind in kinds):
+        found |= {"log_likelihood": None, "row_log_density": row_log_density}
+    return found
+
+
+def _joint_functions(rows: Rows, sites: Sites, at: Callable[[Any], Sites]) -> dict[str, Any]:
+    """The same where the rows are jointly normal."""
+    ((name, entries),) = rows.entries.items()
+    y, axis = np.asarray(sites[name]["value"]), entries.axis
+
+    def joint(position: Mapping[str, Array], seen: Array) -> Float[Array, ""]:
+        return joint_log_density(opened(at(position)[name]["fn"]), y, seen, axis)
+
+    def joint_simulate(key: Array, position: Mapping[str, Array], seen: Array) -> Array:
+        drawn = joint_draw(key, opened(at(position)[name]["fn"]), y, seen, axis)
+        return jnp.moveaxis(drawn, axis, 0)
+
+    density = {"log_likelihood": None, "joint_log_likelihood": joint}
+    return {**density, "joint_simulate": joint_simulate, "y": np.moveaxis(y, axis, 0)}
+
+
+def _probes(init: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The starting position, and one near it."""
+    rng = np.random.default_rng(0)
+    return [init, {name: v + 0.1 * rng.normal(size=v.shape) for name, v in init.items()}]
 
 
 def _as_float64(value: Any) -> Any:
@@ -126,7 +188,8 @@ def _trace(
     # with every latent in place the seed is not used; it is there for sites of auxiliary noise
     seeded = handlers.seed(placed, jax.random.key(0) if key is None else key)
     trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    return {n: s for n, s in trace.items() if s["type"] in ("sample", "plate", "param")}
+    kinds = ("sample", "plate", "param", "deterministic")
+    return {name: site for name, site in trace.items() if site["type"] in kinds}
 
 
 def _place(position: Mapping[str, Array], site: dict[str, Any]) -> Array | None:
@@ -156,16 +219,6 @@ def _place(position: Mapping[str, Array], site: dict[str, Any]) -> Array | None:
 def _event_shift(transform: Any) -> int:
     """How many more axes a constrained value has than the unconstrained one."""
     return int(transform.codomain.event_dim - transform.domain.event_dim)
-
-
-def _log_prob(site: dict[str, Any]) -> Array:
-    if site["type"] != "sample":
-        return jnp.zeros(())
-    if site["intermediates"]:
-        found = site["fn"].log_prob(site["value"], site["intermediates"])
-    else:
-        found = site["fn"].log_prob(site["value"])
-    return found if site["scale"] is None else site["scale"] * found
 
 
 def _initial(
@@ -206,19 +259,6 @@ def _unconstrain(
 # ---------------------------------------------------------------- checks
 
 
-def _observed_names(sites: Sites) -> list[str]:
-    """Names of the observed sites that are distributions of data, not factors."""
-    import numpyro.distributions as dist
-
-    return [
-        name
-        for name, site in sites.items()
-        if site["type"] == "sample"
-        and site["is_observed"]
-        and not isinstance(site["fn"], dist.Unit)
-    ]
-
-
 def _check_sites(sites: Sites) -> None:
     for name, site in sites.items():
         if site["type"] == "param":
@@ -233,14 +273,18 @@ def _check_sites(sites: Sites) -> None:
                     f"all rows must be in the model, but plate {name!r} takes a subsample of "
                     f"{used} of {size} rows; leave subsample_size out"
                 )
-        elif not site["is_observed"] and site["fn"].support.is_discrete:
+        elif _is_latent(site) and site["fn"].support.is_discrete:
             raise ValueError(
                 f"latent variables must be continuous, but site {name!r} is discrete "
                 f"({type(site['fn']).__name__}); sum it out of the model, for example with a "
                 "mixture distribution"
             )
-    if not any(s["type"] == "sample" and not s["is_observed"] for s in sites.values()):
+    if not any(_is_latent(site) for site in sites.values()):
         raise ValueError("the model must have latent variables, but it has none")
+
+
+def _is_latent(site: dict[str, Any]) -> bool:
+    return site["type"] == "sample" and not site["is_observed"]
 
 
 def _check_unmasked(data: Any) -> None:
@@ -265,45 +309,4 @@ def _check_unchanged(given: Any, kept: Any) -> None:
         raise ValueError(
             "the model's arguments must stay what they were when from_numpyro was called, but they "
             "have been changed in place since; call from_numpyro again"
-        )
-
-
-def _check_every_row_counts(name: str, site: dict[str, Any]) -> None:
-    """Raise where rows are weighted or left out: a test row's density would be another one's."""
-    if site["scale"] is not None and not np.all(np.asarray(site["scale"]) == 1):
-        raise ValueError(
-            f"the rows of the observed site {name!r} must not be scaled, but their log density is "
-            f"multiplied by {np.unique(site['scale'])}, which is not a predictive density; take "
-            "handlers.scale off that site (it may stay on others), or repeat rows that stand for "
-            "several"
-        )
-    inner = site["fn"]
-    while inner is not None:
-        mask = np.asarray(getattr(inner, "_mask", True))
-        if not mask.all():
-            raise ValueError(
-                f"the rows of the observed site {name!r} must all be observed, but "
-                f"{int((~mask).sum())} of {mask.size} are masked out; drop those rows from the data"
-            )
-        inner = getattr(inner, "base_dist", None)
-
-
-def _check_rows(name: str, site: dict[str, Any], y: np.ndarray) -> None:
-    shape = tuple(site["fn"].batch_shape)
-    if not shape:
-        raise ValueError(
-            f"the observed site {name!r} must have one independent row per observation, but it is "
-            f"a single {type(site['fn']).__name__} over all of them; write the likelihood row by "
-            "row, given latent variables, and put it in a plate"
-        )
-    if y.shape[:1] != shape[:1]:
-        raise ValueError(
-            f"the observed site {name!r} must have a distribution for each of its {len(y)} rows, "
-            f"but its batch shape is {shape}; put it in a plate of that size"
-        )
-    if y.dtype.kind == "f" and np.isnan(y).any():
-        row = int(np.argwhere(np.isnan(y))[0][0])
-        raise ValueError(
-            f"the observed site {name!r} must have no missing values, but row {row} is NaN; drop "
-            "such rows, or model them as latent variables of another site"
         )

@@ -46,6 +46,8 @@ _SIMILAR = 0.9
 _MOST_ROUNDS = 200
 # Globals that a structure may have although its cells have fewer coordinates.
 _FEW_GLOBALS = 30
+# Cells without rows, for each with rows, that are integrated out like these.
+_FEW_UNSEEN = 2
 # Draws at which half of the cells are moved: any two cells are in different halves at one of them
 # but for 1 in 10,000. And what a row or the prior may change by all the same: rounding.
 _MOVED_DRAWS, _MOVED_ROUNDING = 32, 1e-9
@@ -63,11 +65,14 @@ class Structure:
         (row,) the cell on which each row depends, -1 for none.
     names
         (d,) name of each coordinate of the flat vector.
+    unseen
+        Number of coordinates in no cell that belong to groups without rows.
     """
 
     coordinates: Int[np.ndarray, "cell 3"]
     row_cell: Int[np.ndarray, " row"]
     names: tuple[str, ...]
+    unseen: int = 0
 
     @property
     def sizes(self) -> Int[np.ndarray, " cell"]:
@@ -90,17 +95,20 @@ class Structure:
         return len(self.coordinates)
 
     def __str__(self) -> str:
-        shared = counted(len(self.globals), "parameter")
+        shared = counted(len(self.globals) - self.unseen, "parameter")
         if not len(self):
             return f"{shared}; no cells: no parameters belong to a group of rows alone"
         words_for = _with_letters(self.names)
-        every = (", ".join(words_for[k] for k in cell if k >= 0) for cell in self.coordinates)
+        seen = np.isin(np.arange(len(self)), self.row_cell)
+        every = (", ".join(words_for[k] for k in cell if k >= 0) for cell in self.coordinates[seen])
         kinds = Counter(every).most_common()
         words = [f"{counted(count, 'cell')} of {kind}" for kind, count in kinds[:5]]
         if len(kinds) > 5:
             words.append(f"and {sum(count for _, count in kinds[5:])} more")
+        words += [f"{counted(int((~seen).sum()), 'cell')} without rows"] * bool((~seen).any())
         alone = int((self.row_cell < 0).sum())
         rows = f"; {counted(alone, 'row')} in no cell" if alone else ""
+        rows += f"; {counted(self.unseen, 'parameter')} of groups without rows" * bool(self.unseen)
         return f"{shared} shared by all rows; {', '.join(words)}{rows}"
 
     __repr__ = __str__
@@ -111,7 +119,8 @@ def find_cells(model: Model, positions: Float[np.ndarray, "draw d"]) -> Structur
 
     Coordinates that share a row, or that the prior couples, hang together. Those that hang together
     with most others are taken out, in order, until pieces of at most three coordinates are left:
-    what was taken out are the globals, the pieces that have rows are the cells. There are none
+    what was taken out are the globals, the pieces that have rows are the cells, and so are pieces
+    of the same kind without rows: groups that nobody has seen. There are none
     where they would hold less than half of the rows, or fewer coordinates than there are globals
     (30 of which are always allowed): then nothing is found that belongs to groups.
     """
@@ -332,14 +341,33 @@ def _structure(
     row_cell = np.full(n, -1)
     inside = cell_of[entries.col] >= 0
     row_cell[entries.row[inside]] = cell_of[entries.col[inside]]
-    used = np.flatnonzero(np.bincount(row_cell[row_cell >= 0], minlength=len(cells)))
+    rows_of = np.bincount(row_cell[row_cell >= 0], minlength=len(cells))
+    unseen = _unseen(coordinates, rows_of, names)
+    # few of them are integrated out too; many would cost more than the cells that have rows
+    few = unseen.sum() <= _FEW_UNSEEN * (rows_of > 0).sum()
+    used = np.flatnonzero((rows_of > 0) | (unseen & few))
+    aside = 0 if few else int((coordinates[unseen] >= 0).sum())
     number = np.full(len(cells) + 1, -1)
     number[used] = np.arange(len(used))
     coordinates, row_cell = coordinates[used], number[row_cell]
     held = int((coordinates >= 0).sum())
-    if 2 * (row_cell >= 0).sum() < n or d - held > max(held, _FEW_GLOBALS) or len(used) < 2:
+    shared = d - held - aside
+    if (
+        2 * (row_cell >= 0).sum() < n
+        or shared > max(held, _FEW_GLOBALS)
+        or rows_of.astype(bool).sum() < 2
+    ):
         return _nothing(n, names)
-    return Structure(coordinates, row_cell, names)
+    return Structure(coordinates, row_cell, names, aside)
+
+
+def _unseen(
+    coordinates: Int[np.ndarray, "cell 3"], rows: Int[np.ndarray, " cell"], names: tuple[str, ...]
+) -> Bool[np.ndarray, " cell"]:
+    """Pieces without rows whose coordinates are of kinds that cells with rows have."""
+    words = np.array([*_with_letters(names), ""])
+    seen = ["", *words[coordinates[rows > 0]].ravel()]
+    return (rows == 0) & np.isin(words[coordinates], seen).all(axis=1)
 
 
 def _nothing(n: int, names: tuple[str, ...]) -> Structure:

@@ -40,7 +40,7 @@ class Calibration:
     def sentence(self) -> str:
         """What the PIT says, in one sentence."""
         if not self.outside.any():
-            return "PIT stays inside its 95 % band: no sign of miscalibration"
+            return "PIT curve stays inside its 95 % band: no sign of miscalibration"
         mean = float(self.weight @ self.pit)
         spread = float(self.weight @ (self.pit - 0.5) ** 2)
         error = np.sqrt(1.0 / 12.0 / self.rows)
@@ -50,7 +50,7 @@ class Calibration:
         if abs(spread - 1.0 / 12.0) > 2.0 * np.sqrt(1.0 / 180.0 / self.rows):
             what.append(f"predictions are too {'narrow' if spread > 1 / 12 else 'wide'}")
         found = " and ".join(what) or "their shape is not that of the data"
-        return f"PIT leaves its 95 % band: {found}"
+        return f"PIT curve leaves its 95 % band: {found}"
 
 
 def calibration_of(result: CVResult, seed: int = 0) -> Calibration:

@@ -59,7 +59,7 @@ class SeedWarning(UserWarning):
 class Pair:
     """Difference of two models' scores, the first minus the second: positive favours the first.
 
-    ``se`` is the epistemic standard error of ``diff``, ``mcse`` its Monte Carlo standard error,
+    ``se`` is the standard error over data of ``diff``, ``mcse`` its Monte Carlo standard error,
     ``error`` both together, each counted once, and ``interval`` the 95 % interval that follows.
     ``prob`` is the probability that the first model predicts better, by Student's t with one
     degree of freedom less than there are units, and ``prob_bootstrap`` the same by the Bayesian
@@ -187,7 +187,7 @@ class Comparison:
 
     @property
     def se(self) -> float:
-        """Epistemic standard error of ``diff``."""
+        """Standard error, over data, of ``diff``."""
         return self._of_pair("se")
 
     @property

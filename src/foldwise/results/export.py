@@ -92,10 +92,10 @@ def to_datatree(result: CVResult, model: Model | None) -> xr.DataTree:
     }
     outcomes = evidence.outcomes
     if outcomes is not None and outcomes.replicate is not None:
-        draws = np.moveaxis(outcomes.replicate, 0, -1)
-        dims = ("chain", "draw", "test_row")
+        draws = np.moveaxis(outcomes.replicate, 0, 2)
+        dims = ("chain", "draw", "test_row", "number")[: draws.ndim]
         groups["posterior_predictive"] = xr.Dataset({"y": (dims, draws)}, rows)
-        groups["observed_data"] = xr.Dataset({"y": ("test_row", outcomes.observed)}, rows)
+        groups["observed_data"] = xr.Dataset({"y": (dims[2:], outcomes.observed)}, rows)
     if not groups:
         raise ValueError(
             "this run kept no draws of its folds; run "

@@ -25,6 +25,8 @@ def extended(result: CVResult, draws: int, model: Model | None, progress: bool) 
     longer = extend(result.run, draws, progress)
     if result.weighted is not None:
         longer = with_chains(result.weighted, longer)
+    if "given_seed" in result.info:
+        longer.info["given_seed"] = result.info["given_seed"]
     warn_of_flags(longer, stacklevel=5)
     return longer
 

@@ -18,8 +18,9 @@ def plot_pit(result: CVResult, seed: int = 0) -> Figure:
 
     Left, its histogram with the range of 95 % of counts in each bar if it were uniform. Right, its
     distribution function minus that of the uniform, with a band that holds all of it in 95 % of
-    uniform samples (Saeilynoja et al. 2022). Both take rows as independent; what
-    leaves them is red, and the title says what that means. A hump in the middle of
+    uniform samples (Saeilynoja et al. 2022): the title's judgement is by this one, since of the
+    histogram's bars one in 20 leaves its range by chance. Both take rows as independent, which
+    rows of one group are not. What leaves them is red. A hump in the middle of
     the histogram says predictions are too wide, a trough too narrow, a slope that they are biased.
     Needs a run with predictive draws, such as scores=("log", "crps").
     """
@@ -33,10 +34,18 @@ def plot_pit(result: CVResult, seed: int = 0) -> Figure:
         title(
             figure,
             f"{model_name(result)}: {found.sentence}",
-            f"PIT of {found.rows:,} held-out rows; grey: 95 % if calibrated; red: outside"
-            f"{not_drawn(every, 'row')}",
+            f"PIT of {found.rows:,} held-out rows{not_drawn(every, 'row')}; grey: 95 % if "
+            "calibrated, for each bar by itself (left: one bar in 20 is outside by chance) and for "
+            f"the whole curve (right); red: outside{_dependence(result)}",
         )
     return figure
+
+
+def _dependence(result: CVResult) -> str:
+    """That rows of a fold belong together, where folds leave out groups, blocks or times."""
+    chosen = result.scores[next(iter(result.scores))]
+    together = chosen.unit == "fold" and (chosen.folds["n_test"].values > 1).any()
+    return "; rows left out together are not independent, the band is too narrow" * bool(together)
 
 
 def _pit_histogram(ax: Axes, found: Calibration) -> None:

@@ -218,7 +218,7 @@ def plot_chains(result: CVResult, fold: Any) -> Figure:
             low, high = np.nanmin(settled), np.nanmax(settled)
             pad = 0.1 * (high - low) or 0.5
             bottom.set_ylim(low - pad, high + pad)
-        bottom.set_ylabel("running mean")
+        bottom.set_ylabel("running mean\nof the log score")
         bottom.set_xlabel("iteration, after warm-up")
         bottom.set_xlim(1, max(count, 2))
         end_labels(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from foldwise.results.axes import BLUE, GREY, RED, WIDTH, plain_log, styled_figure, title
 from foldwise.results.captions import model_name, over_which, short
@@ -52,8 +53,11 @@ def plot_diagnostics(result: CVResult, score: str | None = None) -> Figure:
         for ax, panel in zip(axes, panels, strict=True):
             _draw(ax, panel, flagged)
         count = len(flagged)
-        axes[-1].set_xlim(0.5 - 0.01 * count, count + 0.5 + 0.01 * count)
+        axes[-1].set_xlim(-0.5 - 0.01 * count, count - 0.5 + 0.01 * count)
         axes[-1].set_xlabel("fold, in the scheme's order")
+        names = chosen.folds["fold"].values
+        axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda at, _: _name_at(names, at)))
+        axes[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
         _name(axes[0], panels[0], flagged, chosen.folds["fold"].values)
         title(
             figure,
@@ -87,7 +91,7 @@ def _column(chosen: Score, name: str) -> np.ndarray:
 
 
 def _draw(ax: Axes, panel: Panel, flagged: np.ndarray) -> None:
-    fold, values = np.arange(1, len(flagged) + 1), _shown(panel)
+    fold, values = np.arange(len(flagged)), _shown(panel)
     size = float(np.clip(600.0 / len(fold), 4.0, 16.0))
     for some, colour in ((~flagged, BLUE), (flagged, RED)):
         ax.scatter(fold[some], values[some], s=size, color=colour, linewidths=0, zorder=3)
@@ -132,13 +136,19 @@ def _name(ax: Axes, panel: Panel, flagged: np.ndarray, names: np.ndarray) -> Non
         at = _shown(panel)[k]
         ax.annotate(
             short(names[k], 14),
-            (k + 1, at if np.isfinite(at) else high),
+            (k, at if np.isfinite(at) else high),
             xytext=(3, 4),
             textcoords="offset points",
             fontsize=7.0,
             color=RED,
             annotation_clip=False,
         )
+
+
+def _name_at(names: np.ndarray, at: float) -> str:
+    """Name of the fold at a place on the axis."""
+    k = round(at)
+    return short(names[k], 10) if abs(at - k) < 1e-6 and 0 <= k < len(names) else ""
 
 
 def _flags(chosen: Score) -> str:

@@ -60,7 +60,7 @@ def plot_difference(a: CVResult, b: CVResult, score: str | None = None) -> Figur
         total = number(found.diff, found.mcse)
         title(
             figure,
-            f"{direction_of(found)}: {total}, epistemic SE {error_text(found.se)}"
+            f"{direction_of(found)}: {total}, SE over {found.unit}s {error_text(found.se)}"
             f"{over_which(found.left_out, a)}",
             f"bars: ± 2 MCSE of the fold; MCSE of the total {error_text(found.mcse)}",
         )
@@ -254,6 +254,7 @@ def _draw_named(
     """The folds ``members`` with their names, and the values of those beyond the window."""
     marks.draw(ax, members, rows, 14.0)
     ax.set_yticks(rows, [short(marks.names[k]) for k in members])
+    ax.set_ylabel("fold")
     ax.tick_params(axis="y", length=0)
     for row, k in zip(rows, members, strict=True):
         if marks.shown[k] < marks.values[k]:

@@ -41,6 +41,7 @@ from foldwise.results.differences import paired_units
 from foldwise.results.drawable import check_results, main_score, stored_evidence
 from foldwise.results.replay import first_draws, in_blocks
 from foldwise.results.result import CVResult
+from foldwise.results.text import spread_over
 from foldwise.results.verdict import DECIDED
 from foldwise.results.weighted import chains_alone
 from foldwise.scores.evidence import Evidence
@@ -55,7 +56,8 @@ class Course:
     every length; NaN where it is not known by itself. ``error`` counts ``se`` and ``mcse``, each
     once; ``prob`` is the probability that a difference is positive, NaN for a score.
     ``of`` names what is estimated, ``score`` what it is measured in, ``names`` the models.
-    ``left_out`` counts the folds that are not finite; ``over`` says which are missing, if any.
+    ``left_out`` counts the folds that are not finite; ``over`` says which are missing, if any;
+    ``unit`` is what ``se`` is taken over, a fold or a row.
     """
 
     draws: Int[np.ndarray, " length"]
@@ -70,10 +72,11 @@ class Course:
     names: list[str]
     left_out: int
     over: str
+    unit: str
 
 
 def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Course:
-    """Score of ``a``, or its difference from that of ``b``, against iterations."""
+    """Score of ``a``, or its difference from that of ``b``, against iterations of the shorter."""
     check_results(a, b)
     alone = chains_alone(a)
     if b is not None and (alone is not a or chains_alone(b) is not b):
@@ -87,7 +90,8 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
     results = [a] if b is None else [a, b]
     evidence = [stored_evidence(result) for result in results]
     steps = [e.standing.length if in_blocks(e, name) else e.sums.batch for e in evidence]
-    lengths = lengths_up_to(max(e.standing.draws for e in evidence), lcm(*steps))
+    # what is said to hold after so many iterations must hold for both models
+    lengths = lengths_up_to(min(e.standing.draws for e in evidence), lcm(*steps))
     shorter = [
         _shorter(result, e, lengths, name) for result, e in zip(results, evidence, strict=True)
     ]
@@ -111,6 +115,7 @@ def course(a: CVResult, b: CVResult | None = None, score: str | None = None) -> 
         final.names if final else [model_name(a)],
         left_out,
         over_which(left_out, a),
+        final.unit if final else spread_over(a.score(name)),
     )
 
 
@@ -122,7 +127,7 @@ def _shorter(result: CVResult, evidence: Evidence, lengths: list[int], name: str
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy works outside Python's lock
             kept[key] = list(
                 pool.map(
-                    lambda n: first_draws(result, min(n, evidence.standing.draws), name, evidence),
+                    lambda n: first_draws(result, n, name, evidence),
                     reversed(lengths),
                 )
             )[::-1]
@@ -165,7 +170,7 @@ def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = No
         title(
             figure,
             f"{found.of}: {number(found.estimate[-1], found.mcse[-1])}, "
-            f"epistemic SE {error_text(found.se[-1])}{found.over}",
+            f"SE over {found.unit}s {error_text(found.se[-1])}{found.over}",
             f"blue band: ± 2 MCSE, {error_text(found.mcse[-1])} after {found.draws[-1]:,} "
             "iterations; grey: ± 2 SE, MCSE counted",
         )
@@ -173,7 +178,7 @@ def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = No
 
 
 def plot_errors(a: CVResult, b: CVResult | None = None, score: str | None = None) -> Figure:
-    """Monte Carlo and epistemic standard errors against iterations, of a score or a difference.
+    """Monte Carlo error and standard error over data against iterations, of a score or difference.
 
     More iterations shrink the first only; where it is small beside the second, they tell nothing
     new. The part that comes from the full-data draws needs a longer fit to shrink. Needs stored
@@ -181,7 +186,7 @@ def plot_errors(a: CVResult, b: CVResult | None = None, score: str | None = None
     """
     found = course(a, b, score)
     lines = [
-        ("epistemic (SE)", found.se, RED, "o-"),
+        (f"over {found.unit}s (SE)", found.se, RED, "o-"),
         ("Monte Carlo (MCSE)", found.mcse, BLUE, "o-"),
         ("of which full-data\ndraws", found.fixed, SKY, ":"),
     ]
@@ -233,7 +238,8 @@ def plot_probability(a: CVResult, b: CVResult, score: str | None = None) -> Figu
         title(
             figure,
             f"Pr({first} predicts better than {second}): {percent(value[-1])}{found.over}",
-            f"Monte Carlo error counts; after {found.draws[-1]:,} iterations; dashed: "
+            f"by Student's t over {found.unit}s; Monte Carlo error counts; after "
+            f"{found.draws[-1]:,} iterations; dashed: "
             f"{DECIDED:g} and {1 - DECIDED:.2g}",
         )
     return figure

@@ -32,14 +32,16 @@ def plot_scheme(result: CVResult) -> Figure:
         colours = ListedColormap([PALE, TRAINS, ORANGE])
         ax.imshow(cells, aspect="auto", cmap=colours, vmin=0, vmax=2, interpolation="nearest")
         ax.set_yticks(range(len(chosen)), [str(names[k])[:18] for k in chosen])
+        ax.set_ylabel("fold")
         ax.set_xticks([])
         ax.set_xlabel(f"{result.info.get('n_obs', cells.shape[1]):,} rows")
         for side in ("left", "bottom"):
             ax.spines[side].set_visible(False)
         ax.tick_params(length=0)
         count = len(names)
-        some = "" if len(chosen) == count else f" (of {count:,} folds)"
-        title(figure, f"blue: trains; orange: tested; grey: neither{some}")
+        some = "" if len(chosen) == count else f"; {len(chosen)} of {count:,} folds drawn"
+        words = ((1.0, "blue: trains"), (2.0, "orange: tested"), (0.0, "grey: neither"))
+        title(figure, "; ".join(word for value, word in words if (cells == value).any()) + some)
     return figure
 
 

@@ -33,6 +33,8 @@ from jaxtyping import Float
 from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
+from foldwise.models.structure import Structure, without_cells
+from foldwise.results.identity import different_values, model_values
 from foldwise.results.packing import (
     FORMAT,
     FORMAT_VERSION,
@@ -42,6 +44,7 @@ from foldwise.results.packing import (
     plain_number,
     unpack,
 )
+from foldwise.results.ranges import OutOfRange, check_ranges
 from foldwise.results.result import CVResult
 from foldwise.results.sealing import SIGNATURE, beginning, declared, seal_holds, sealed
 from foldwise.sampling.blocks import Sampler, Tuning
@@ -49,6 +52,7 @@ from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, fold_program
 from foldwise.scores.evidence import Evidence, FullData, Ladder, Outcomes, Pace
+from foldwise.scores.marginal_model import MarginalModel, Rules
 from foldwise.support.runtime import free_memory
 from foldwise.support.writer import write_whole
 
@@ -84,8 +88,11 @@ def save(result: CVResult, path: str | os.PathLike[str]) -> Path:
     _need_h5netcdf()
     # in memory: the HDF5 library does not survive a full disk
     content = tree.to_netcdf(None, engine="h5netcdf", encoding=_encodings(tree))
+    whole = sealed(content)
+    if isinstance(content, memoryview):  # of a buffer that cannot be closed while it is looked at
+        content.release()
     try:
-        write_whole(target, sealed(content))
+        write_whole(target, whole)
     except OSError as error:
         raise OSError(
             f"{target} could not be written ({error}); choose a folder in which files can be "
@@ -104,7 +111,14 @@ def load(path: str | os.PathLike[str]) -> CVResult:
     tree = _read(file)
     version = tree.attrs.get("foldwise_version", "unknown")
     try:
-        return _result(tree)
+        result = _result(tree)
+        check_ranges(result)
+        return result
+    except OutOfRange as error:
+        raise ValueError(
+            f"{file} must hold what a result can be, but {error}: it was changed by another "
+            "program; restore it from a copy, or run again"
+        ) from error
     except Exception as error:
         raise ValueError(
             f"{file} is a foldwise result, but not one that this version can read; it was saved "
@@ -338,6 +352,9 @@ def _run_parts(run: Run) -> dict[str, Any]:
     names = ("position", "done", "lived", "finer", "gradients", *tuned)
     sampler = {name: getattr(run.sampler, name) for name in names}
     sampler["emit"] = run.sampler.program.emit
+    if isinstance(run.model, MarginalModel):
+        structure = run.model.structure
+        sampler["marginal"] = (structure.coordinates, structure.row_cell, *run.model.rules)
     return {**parts, "evidence": evidence, "sampler": sampler}
 
 
@@ -404,7 +421,10 @@ def restore_run(result: CVResult, model: Model) -> Run:
     evidence, saved = parts.pop("evidence"), parts.pop("sampler")
     folds, fit, settings = parts["folds"], parts["fit"], parts["settings"]
     recorded = _evidence(result, folds, evidence)
-    _check_model(model, fit, folds, recorded.full.joint, result.test.get("y"))
+    if "marginal" in saved:
+        model = _of_globals(result, model, *saved["marginal"])
+    else:
+        _check_model(model, fit, folds, recorded.full.joint, result.test.get("y"))
     start = saved["position"]
     # warm-up and tuning are done: there are no pilots, and nothing is refined
     tuning = Tuning(saved["metric"], None, np.zeros(len(folds), bool), saved["watched"], None)
@@ -417,6 +437,24 @@ def restore_run(result: CVResult, model: Model) -> Run:
     sampler.done, sampler.gradients = saved["done"], saved["gradients"]
     sampler.lived, sampler.finer = saved["lived"], saved["finer"]
     return Run(model=model, sampler=sampler, evidence=recorded, **parts)
+
+
+def _of_globals(
+    result: CVResult, model: Model, coordinates: np.ndarray, row_cell: np.ndarray, *rules: int
+) -> MarginalModel:
+    """The model of the globals that was sampled; raises where ``model`` is another one."""
+    if not isinstance(model, Model):
+        raise TypeError(f"model must be a foldwise.Model, got {type(model).__name__}")
+    shape = result.info["n_obs"], result.info["parameters"]
+    was = np.asarray(result.info["identity"]["model"])
+    if shape != (model.n_obs, model.dimension) or different_values(was, model_values(model)):
+        raise ValueError(
+            "a saved result can only be extended with its own model, but this is another one, or "
+            "its rows are in another order; pass the model that was cross-validated, built from "
+            "the same data in the same order"
+        )
+    structure = Structure(coordinates, row_cell, without_cells(model).names)
+    return MarginalModel.of(model, structure, Rules(*rules))
 
 
 def _check_model(

@@ -203,7 +203,17 @@ def _run(results: dict[str, CVResult], extra: About) -> list[tuple[str, str]]:
     found = [("command", extra.command)] if extra.command else []
     if extra.settings:
         found.append(("settings", _listing(extra.settings)))
-    keys = ("chains", "draws", "warmup", "fit_draws", "seed", "fit_seed", "memory", "precision")
+    keys = (
+        "chains",
+        "draws",
+        "warmup",
+        "fit_draws",
+        "given_seed",
+        "seed",
+        "fit_seed",
+        "memory",
+        "precision",
+    )
     for name, result in results.items():
         known = {key: result.info[key] for key in keys if result.info.get(key) is not None}
         if result.info.get("fit_made_elsewhere"):

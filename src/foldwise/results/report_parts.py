@@ -22,8 +22,15 @@ from foldwise.results.numbers import (
     se_text,
 )
 from foldwise.results.result import CVResult, Score
-from foldwise.results.text import OPTIMISM, with_weights
+from foldwise.results.text import (
+    OPTIMISM,
+    approximation,
+    score_title,
+    spread_over,
+    with_weights,
+)
 from foldwise.results.verdict import (
+    BEYOND_NOISE,
     DECIDED,
     SMALL_DIFFERENCE,
     Verdict,
@@ -138,11 +145,13 @@ def why(verdict: Verdict, comparison: Comparison | None, result: CVResult) -> li
         f"Monte Carlo error {error_text(found.mcse)}; 95 % interval {fixed(low, decimals)} to "
         f"{fixed(high, decimals)}."
     )
-    small = f", and for log scores by {SMALL_DIFFERENCE:g} or more"
+    small = f", and for log scores the difference at least {SMALL_DIFFERENCE:g}"
     lines.append(
         f'The rule: "better" is said when the probability is at least {DECIDED:g}{small}; "too '
-        'noisy" when the Monte Carlo error is more than a third of the standard error; "not to be '
-        'trusted" when a fit failed or flagged folds could turn the verdict; "undecided" otherwise.'
+        'noisy" when the Monte Carlo error is more than a third of the standard error and the '
+        f"difference less than {BEYOND_NOISE:g} of its errors, both counted; "
+        '"not to be trusted" when a fit has not converged, a score is missing or flagged folds '
+        'could turn the verdict; "undecided" otherwise.'
     )
     return lines
 
@@ -168,8 +177,8 @@ def scheme_alt(result: CVResult) -> str:
 def legend(comparison: Comparison) -> list[str]:
     """What is to be known of the comparison's table."""
     lines = [
-        "Pr(worse) is the probability that the model predicts worse than the first one, Monte "
-        "Carlo error included."
+        "Pr(worse) is the probability that the model predicts worse than the first one, by "
+        f"{approximation(comparison)}, Monte Carlo error included."
     ]
     if comparison.score in LOG_SCORES:
         what = "Weights are those of the mixture that predicts best, no probabilities"
@@ -277,5 +286,5 @@ def _score_cells(score: Score) -> list[dict[str, Any]]:
         cell(error_text(score.mcse)),
         cell(fixed(score.optimism, decimals) if np.isfinite(score.optimism) else ""),
         cell("higher" if rule.sign > 0 else "lower", left=True),
-        cell(f"{rule.title}, {unit}; SE over {score.unit}s", left=True),
+        cell(f"{score_title(score.name, score)}, {unit}; SE over {spread_over(score)}s", left=True),
     ]

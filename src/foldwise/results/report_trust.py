@@ -10,7 +10,7 @@ from foldwise.results.compare import Comparison
 from foldwise.results.numbers import error_text
 from foldwise.results.report_parts import cell, table
 from foldwise.results.result import CVResult, flags
-from foldwise.results.text import mixing_text
+from foldwise.results.text import divergences_text, mixing_text
 from foldwise.results.verdict import LARGE_MCSE, Length, troubles_of
 from foldwise.scores import diagnostics
 from foldwise.scores.rules import LOG_SCORES
@@ -25,9 +25,11 @@ COMMANDS = {
     "not settled": _RUN_ANEW,
     "rungs not settled": _RUN_ANEW,
     "low acceptance": _RUN_ANEW,
-    "too slow": "result.extend({more})",
+    "too slow": "# better: reparameterise the model, as with non-centred group effects\n"
+    "result.extend({more})",
     "poor overlap": "result.extend({more})",
-    "heavy tail": "result.extend({more})",
+    "heavy tail": "# first: bridge joint scores where folds have a partner, else score by row\n"
+    "result.extend({more})",
     "few effective draws": "result.extend({more})",
     "cut off": 'foldwise.cross_validate(model, folds, method="auto")',
     "integrals not settled": 'foldwise.cross_validate(model, folds, method="auto")',
@@ -79,6 +81,7 @@ def _chains(result: CVResult) -> Light:
     text = mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
     if not text:
         return Light("", "no chains")
+    text += f"; {divergences_text(result)}" if "divergences" in result.folds else ""
     return Light(BAD if mixing.rhat_max > mixing.limit else GOOD, text)
 
 
@@ -171,7 +174,8 @@ def draws_text(results: dict[str, CVResult], comparison: Comparison | None) -> s
     now = f"{draws:,} draws a chain and " if has_chains else ""
     return (
         f"Monte Carlo error of {what}, now from {now}{counted(fit, 'full-data draw')}. It falls "
-        "with the root of the number of draws; the standard error does not."
+        "with the root of the number of all draws, more slowly where only the chains get longer; "
+        "the standard error does not."
     )
 
 

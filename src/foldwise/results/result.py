@@ -35,7 +35,7 @@ class Score:
     ``total`` is the (weighted) sum over folds, higher is better; for ``accuracy``, ``brier`` and
     the errors ``mse``, ``rmse``, ``mae`` (lower is better) it is the mean over rows, for ``r2`` one
     minus the mean squared error over the variance of the observed values. ``se`` is its
-    epistemic standard error, sqrt(K) times the standard deviation (ddof=1) over K units: ``unit``
+    standard error over data, sqrt(K) times the standard deviation (ddof=1) over K units: ``unit``
     is "row" for a score by row of folds that leave out single rows or random ones (``pointwise``),
     "fold" where they leave out groups, blocks or times. ``mcse`` is its Monte Carlo standard error.
     ``error`` counts both, each once. For log scores,
@@ -154,7 +154,7 @@ class CVResult:
 
     @property
     def se(self) -> float:
-        """Epistemic standard error of the total."""
+        """Standard error, over data, of the total."""
         return self._main.se
 
     @property
@@ -315,6 +315,9 @@ def flags(result: CVResult) -> tuple[int, list[str]]:
         more = np.where(flagged, "fine", score.folds["status"].values)
         lines += [f"{score.name}, {line}" for line in diagnostics.advice(more, names)]
         flagged = flagged | (more != "fine")
+    hampered = np.isin(status, diagnostics.HAMPERED).mean()
+    if min(hampered, result.info.get("tied_future", 0.0)) >= diagnostics.MOST_IN_TROUBLE:
+        lines.append(diagnostics.RANDOM_WALK)
     return int(flagged.sum()), lines
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foldwise.folds.folds import Folds
+from foldwise.models.model import Model
 from foldwise.results.identity import identity
 from foldwise.results.result import CVResult, Score
 from foldwise.results.totals import finish_score
@@ -14,6 +15,7 @@ from foldwise.sampling.run import Run
 from foldwise.scores import diagnostics
 from foldwise.scores.estimate import calibration, estimate
 from foldwise.scores.evidence import Estimate, Evidence
+from foldwise.scores.marginal_model import MarginalModel
 from foldwise.scores.rule import Rule
 from foldwise.scores.rules import JOINT_RESIDUALS, LOG_SCORES, find_rule
 
@@ -51,7 +53,7 @@ def summarise(run: Run) -> CVResult:
 
     evidence, folds, settings = run.evidence, run.folds, run.settings
     mixing = diagnostics.mixing(evidence.sums, settings.seed)
-    stuck = diagnostics.chain_stuck(evidence.sums, run.moves)
+    stuck = diagnostics.chain_stuck(evidence.pace.watch, run.moves)
     scores = {}
     for name in settings.scores:
         found, rule = estimate(evidence, name, settings.estimator), find_rule(name)
@@ -107,12 +109,14 @@ def _tails(run: Run, found: Estimate) -> np.ndarray:
 
 def _info(run: Run) -> dict[str, Any]:
     settings, now, full = run.settings, run.evidence.standing, run.evidence.full
+    model = run.model.base if isinstance(run.model, MarginalModel) else run.model
     return {
-        "model": run.model.name or "",
+        "model": model.name or "",
         "scheme": run.folds.scheme,
-        "identity": identity(run.model, run.folds),
-        "n_obs": run.model.n_obs,
-        "parameters": run.model.dimension,
+        "identity": identity(model, run.folds),
+        "n_obs": model.n_obs,
+        "parameters": model.dimension,
+        **_integrated(run.model),
         "chains": settings.chains,
         "draws": now.draws,
         "warmup": settings.warmup,
@@ -127,11 +131,30 @@ def _info(run: Run) -> dict[str, Any]:
         "fit_chains": full.chains,
         "fit_batch": full.length,
         "fit_problems": "; ".join(run.fit.problems()),
+        "tied_future": _tied_future(run),
         "step_size": run.sampler.step_size,
         "gradients": run.sampler.gradients,
         "fit_gradients": run.fit.gradients,
         "seconds": dict(run.seconds),
     }
+
+
+def _tied_future(run: Run) -> float:
+    """Share of the folds that leave out the future, and with it parameters that form a chain.
+
+    No training row comes after a test row, and of the parameters that no training row informs the
+    prior ties some to each other, as it does the steps of a random walk.
+    """
+    folds = run.folds
+    future = np.minimum.reduceat(folds.test_rows, folds.test_start[:-1]) >= folds.train_stop
+    return float((future & run.locals.tied).mean())
+
+
+def _integrated(model: Model) -> dict[str, str]:
+    """What was integrated out, where something was."""
+    if not isinstance(model, MarginalModel):
+        return {}
+    return {"structure": str(model.structure), "sampled": model.sentence}
 
 
 def _diagnostics(
@@ -188,10 +211,9 @@ def _diagnostics(
 
 
 def _effective(evidence: Evidence, found: Estimate) -> np.ndarray:
-    """Effective number of draws of each fold."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        draws = evidence.standing.count * found.spread / found.noise
-    return np.where(found.noise > 0, draws, np.nan)
+    """Effective number of draws of each fold: all of them, where nothing varies."""
+    count = evidence.standing.count
+    return diagnostics.effective_draws(found.spread, found.noise / count, count)
 
 
 def score_table(

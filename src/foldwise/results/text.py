@@ -20,6 +20,7 @@ from foldwise.results.verdict import (
     standing,
     troubles_of,
 )
+from foldwise.scores.diagnostics import DIVERGENT_LIMIT
 from foldwise.scores.rules import LOG_SCORES, RULES, column, find_rule
 from foldwise.support.words import counted, duration
 
@@ -79,6 +80,7 @@ def comparison_text(comparison: Comparison) -> str:
         f"{_paired_over(comparison)}"
     )
     mixing = mixing_text(comparison.rhat_max, comparison.rhat_benchmark, comparison.share_above)
+    mixing += _chained_text(comparison) if mixing else ""
     lines = [*_wrap(head), "", *verdict_lines(comparison.verdict), ""]
     lines += [*_model_table(comparison), *_legend(comparison), ""]
     lines += _wrap(_ess(comparison.ess, comparison.score)) + _wrap(mixing)
@@ -108,6 +110,10 @@ def _heading(result: CVResult) -> list[str]:
         text += f"; {info['chains']} chains x {info['draws']} draws a fold"
         if info.get("warmup") is not None:
             text += f" after {info['warmup']} warm-up"
+    if chained and info.get("sampled"):
+        text += f"; {info['sampled']}"
+    if chained and info.get("why_chains"):
+        text += f"; folds with chains: {info['why_chains']}"
     return _wrap(f"foldwise: {title}") + _wrap(text) + _wrap(info.get("structure", ""))
 
 
@@ -144,8 +150,7 @@ def _score_lines(result: CVResult) -> list[str]:
 
 
 def _score_row(label: str, name: str, score: Score) -> list[str]:
-    over = f"SE over {score.unit}s"
-    what = f"{_title(name, score)}; {over}"
+    what = f"{score_title(name, score)}; SE over {spread_over(score)}s"
     decimals = places(score.mcse, 1)
     return [
         label,
@@ -156,11 +161,25 @@ def _score_row(label: str, name: str, score: Score) -> list[str]:
     ]
 
 
-def _title(name: str, score: Score) -> str:
+def score_title(name: str, score: Score) -> str:
     """What the score is."""
     if name == "dss" and score.rows is not None:
         return RULES["dss_pointwise"].title
-    return find_rule(name).title
+    title = find_rule(name).title
+    if not _single_rows(score):
+        return title
+    return title.removeprefix("joint ").removesuffix(", joint")
+
+
+def spread_over(score: Score) -> str:
+    """What a standard error is taken over: folds of a single row each are rows."""
+    return "row" if _single_rows(score) else score.unit
+
+
+def _single_rows(score: Score) -> bool:
+    """Whether every fold tests one row, and no row twice."""
+    table = score.folds
+    return bool(((table["n_test"].values == 1) & (table["weight"].values == 1.0)).all())
 
 
 def _left_out_lines(name: str, score: Score, only: bool) -> list[str]:
@@ -187,7 +206,7 @@ def _sampling_lines(result: CVResult) -> list[str]:
         lines += _wrap(
             mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
         )
-        lines += _wrap(_ran(table, chained))
+        lines += _wrap(_ran(result, chained))
     for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
     if result.info.get("fit_problems") and not troubles_of("", result):  # else it is said above
@@ -203,8 +222,22 @@ def _weights_text(table: xr.Dataset) -> str:
     return f"importance weights: Pareto k up to {known} (limit 0.7)"
 
 
-def _ran(table: xr.Dataset, chained: int) -> str:
+def divergences_text(result: CVResult) -> str:
+    """How many transitions diverged, of how many, and the share from which on folds are flagged."""
+    count, info = int(np.nansum(result.folds["divergences"].values)), result.info
+    text = counted(count, "divergence")
+    if not count or info.get("chains") is None or info.get("draws") is None:
+        return text
+    total = _with_chains(result) * info["chains"] * info["draws"]
+    return (
+        f"{text} in {total:,} transitions ({100 * count / total:.2g} %; a fold is flagged above "
+        f"{100 * DIVERGENT_LIMIT:g} %)"
+    )
+
+
+def _ran(result: CVResult, chained: int) -> str:
     """How the chains of ``chained`` folds ran."""
+    table = result.folds
     acceptance = table["acceptance"].values
     accepted = acceptance[np.isfinite(acceptance)]
     bridged = int((table["estimator"].values == "bridge").sum())
@@ -212,7 +245,7 @@ def _ran(table: xr.Dataset, chained: int) -> str:
     if 0 < bridged < chained:
         how = f"bridge sampling in {counted(bridged, 'fold')}, plain means in {chained - bridged}"
     return (
-        f"chains: {counted(int(np.nansum(table['divergences'].values)), 'divergence')}, acceptance "
+        f"chains: {divergences_text(result)}, acceptance "
         f"{fixed(accepted.mean() if accepted.size else np.nan, 2)}; scores by {how}"
     )
 
@@ -221,7 +254,11 @@ def _settings_text(info: Mapping[str, Any]) -> str:
     """Seeds, and what is not as usual."""
     parts = []
     if info.get("seed") is not None:
-        parts.append(f"seed {listed(info['seed'])}")
+        given = info.get("given_seed")
+        if given is None or _equal(given, info["seed"]):
+            parts.append(f"seed {listed(info['seed'])}")
+        else:  # several models share the seed that was given
+            parts.append(f"seed {given} (this model's own: {listed(info['seed'])})")
     elsewhere = info.get("fit_made_elsewhere", False)
     if elsewhere:
         parts.append("full-data draws made elsewhere")
@@ -273,16 +310,29 @@ def _legend(comparison: Comparison) -> list[str]:
         parts = [f"differences to {comparison.names[0]}, over the folds that all models have"]
     else:
         parts = [
-            "Pr(worse): probability that the model predicts worse than the first; Monte Carlo "
-            "error counts"
+            "Pr(worse): probability that the model predicts worse than the first, by "
+            f"{approximation(comparison)}; Monte Carlo error counts"
         ]
         if comparison.score in LOG_SCORES:
-            parts.append("weight: in the mixture that predicts best (stacking)")
+            parts.append("weight: in the mixture that predicts best (stacking); no probability")
             if not with_weights(comparison):
                 parts[-1] += ", given with a verdict only"
     if find_rule(comparison.score).sign < 0:
         parts.append(f"{comparison.score} is an error, its difference is negated")
     return [line for part in parts for line in _wrap(part)]
+
+
+def approximation(comparison: Comparison) -> str:
+    """What probabilities are computed by."""
+    return f"Student's t over {counted(len(comparison.units), comparison.unit)}"
+
+
+def _chained_text(comparison: Comparison) -> str:
+    """In how many folds chains ran, where that is not all."""
+    chained = sum(_with_chains(result) for result in comparison.results.values())
+    by_model = comparison.folds.sizes["fold"]
+    total = by_model * len(comparison.results)
+    return "" if chained == total else f"; chains in {chained} of {total} folds, {by_model} a model"
 
 
 def with_weights(comparison: Comparison) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foldwise.results.result import Score
+from foldwise.scores.diagnostics import effective_draws
 from foldwise.scores.rules import find_rule
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def units(
     name: str = "elpd",
     unit: str = "row",
 ) -> np.ndarray:
-    """Contributions to a total that its epistemic error is taken over: folds, or rows.
+    """Contributions to a total that its standard error is taken over: folds, or rows.
 
     A row tested several times contributes the weighted sum of its values once.
     """
@@ -132,7 +133,7 @@ def unit_repeats(table: xr.Dataset, unit: str, used: np.ndarray) -> float:
 
 
 def standard_error(parts: np.ndarray, repeats: float) -> float:
-    """Epistemic standard error of the sum of K parts: sqrt(K repeats) sd(parts, ddof=1).
+    """Standard error, over data, of the sum of K parts: sqrt(K repeats) sd(parts, ddof=1).
 
     Folds that weigh 1/repeats, because each row is tested that often, are no more independent
     information than K / repeats folds.
@@ -154,15 +155,14 @@ def finish_score(
     used = np.isfinite(table[find_rule(name).column].values)
     unit = unit_of(table, rows, pointwise)
     parts, slope = total_units(name, table, rows, used, unit)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ess = draws * table["spread"].values[used].sum() / table["noise"].values[used].sum()
+    spread, noise = table["spread"].values[used].sum(), table["noise"].values[used].sum()
     by_row = rows if rows is not None and "optimism" in rows else None
     return Score(
         name=name,
         total=float(parts.sum()) if used.any() else np.nan,
         se=standard_error(parts, unit_repeats(table, unit, used)),
         mcse=abs(slope) * float(np.sqrt(own_variance + full_variance)) if used.any() else np.nan,
-        ess=float(ess),
+        ess=float(effective_draws(spread, noise / draws, draws)) if used.any() else np.nan,
         optimism=_sum_of_known(units(table, by_row, used, "optimism")),
         left_out=int((~used).sum()),
         folds=table,

@@ -69,6 +69,7 @@ def weighted_result(
         "fit_batch": found.draws.length,
         "fit_problems": "; ".join(fit.problems()),
         "structure": str(found.structure),
+        "why_chains": why_chains(found),
         "gradients": 0,
         "fit_gradients": fit.gradients,
         "seconds": dict(seconds),
@@ -91,8 +92,7 @@ def _score(
     part, rule = folds[chosen], find_rule(name)
     of_folds, of_rows = found.folds[name].of(chosen), found.rows.get(name)
     variance, unknown = of_folds.variance, np.full(len(part), np.nan)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        effective = np.where(variance > 0, of_folds.spread / variance, np.nan)
+    effective = diagnostics.effective_draws(of_folds.spread, variance, len(found.draws.positions))
     entries = concatenated_ranges(folds.test_start, chosen)
     size = part.n_test if rule.aggregate is not None else 1.0
     rows, full = None, found.full_folds[chosen] if name in LOG_SCORES else unknown
@@ -176,6 +176,27 @@ def _status(
 # ---------------------------------------------------------------- both kinds of folds
 
 
+def why_chains(found: Importance) -> str:
+    """Why folds could not be scored from the full-data draws, each by what comes first."""
+    left, parts = ~found.used, []
+    for words, where in (
+        ("cut off by a row of density zero", found.cut_off),
+        ("whose integrals over a group's parameters did not settle", found.unsettled),
+        ("whose weights are too uneven", np.ones(len(left), bool)),
+    ):
+        if count := int((left & where).sum()):
+            parts.append(f"{count} {words}")
+        left = left & ~where
+    return ", ".join(parts)
+
+
+def all_chains(chains: CVResult, found: Importance, seconds: dict[str, float]) -> CVResult:
+    """The result of chains for every fold, and why they were needed."""
+    spent = {**seconds, **chains.info["seconds"]}
+    why = {"structure": str(found.structure), "why_chains": why_chains(found), "seconds": spent}
+    return replace(chains, info={**chains.info, **why})
+
+
 def with_chains(weighted: CVResult, chains: CVResult) -> CVResult:
     """The result of folds by importance sampling and others by chains, from one full-data fit.
 
@@ -195,7 +216,8 @@ def with_chains(weighted: CVResult, chains: CVResult) -> CVResult:
     seconds = {**weighted.info["seconds"]}
     for phase, spent in chains.info["seconds"].items():
         seconds[phase] = seconds.get(phase, 0.0) + spent
-    info = {**chains.info, "structure": weighted.info["structure"], "seconds": seconds}
+    kept = {name: weighted.info[name] for name in ("structure", "why_chains")}
+    info = {**chains.info, **kept, "seconds": seconds}
     return CVResult(
         {name: _joined(parts, name, order, entries) for name in chains.scores},
         replace(chains.mixing, rhat=rhat),

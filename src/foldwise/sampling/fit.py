@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
-from foldwise.sampling.pooled import MOST_ROWS, Chains, Draws
+from foldwise.sampling.pooled import MOST_ROWS, Chains, Draws, chosen
 from foldwise.scores.diagnostics import DIVERGENT_LIMIT, by_parameter
 from foldwise.support.runtime import precision_context
 from foldwise.support.seeds import Stream, generator
@@ -80,6 +80,9 @@ class Fit:
     made_elsewhere
         Whether anything but :func:`foldwise.fit` made the draws: they are then checked before folds
         start from them.
+    sampled
+        The parameters that chains have sampled, as places in the flat vector; None for all. The
+        others, those of groups, were integrated out and drawn anew given these at every draw.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -94,6 +97,7 @@ class Fit:
     piece: int = 0
     missed: int = 0
     made_elsewhere: bool = True
+    sampled: Int[np.ndarray, " sampled"] | None = None
 
     @classmethod
     def from_arviz(cls, model: Model, idata: Any) -> Fit:
@@ -151,14 +155,14 @@ class Fit:
         return halves.transpose(0, 2, 1, 3, 4).reshape(len(halves), -1, d), self.piece
 
     @cached_property
-    def rhat(self) -> Float[np.ndarray, " d"]:
-        """Rank-normalised split R-hat of each parameter (arviz-stats)."""
-        return by_parameter("rhat", self.positions)
+    def rhat(self) -> Float[np.ndarray, " sampled"]:
+        """Rank-normalised split R-hat of each parameter that was sampled (arviz-stats)."""
+        return by_parameter("rhat", chosen(self.positions, self.sampled))
 
     @cached_property
-    def ess(self) -> Float[np.ndarray, " d"]:
-        """Bulk effective sample size of each parameter (arviz-stats)."""
-        return by_parameter("ess", self.positions)
+    def ess(self) -> Float[np.ndarray, " sampled"]:
+        """Bulk effective sample size of each parameter that was sampled (arviz-stats)."""
+        return by_parameter("ess", chosen(self.positions, self.sampled))
 
     @cached_property
     def covariance(self) -> Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]:
@@ -253,7 +257,7 @@ class Fit:
         )
 
 
-def largest(rhat: Float[np.ndarray, " d"]) -> float:
+def largest(rhat: Float[np.ndarray, " sampled"]) -> float:
     """Largest R-hat; infinite where a parameter never moves."""
     return float(np.nan_to_num(rhat, nan=np.inf).max())
 
@@ -300,8 +304,8 @@ def _fit_from_draws(model: Model, draws: dict[str, np.ndarray], divergences: int
         return model.flatten(position)
 
     with precision_context("float64"):
-        chosen = {name: np.asarray(draws[name], float) for name in names}
-        positions = np.asarray(jax.jit(jax.vmap(jax.vmap(flatten)))(chosen))
+        named = {name: np.asarray(draws[name], float) for name in names}
+        positions = np.asarray(jax.jit(jax.vmap(jax.vmap(flatten)))(named))
     if not np.isfinite(positions).all():
         bad = int((~np.isfinite(positions)).any(axis=2).sum())
         raise ValueError(

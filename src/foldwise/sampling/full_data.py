@@ -21,7 +21,7 @@ from foldwise.sampling.fit import (
     is_settled,
     largest,
 )
-from foldwise.sampling.globals import draw_globals, draw_small
+from foldwise.sampling.globals import CHAINS, DRAWS, draw_globals, draw_small
 from foldwise.sampling.improper import improper_direction
 from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
@@ -48,9 +48,13 @@ def fit(
     warmup: int = 1000,
     seed: int | None = None,
     progress: bool = True,
+    marginal: bool | None = None,
 ) -> Fit:
     """Draw from the posterior of ``model`` given all rows.
 
+    Where parameters belong to groups of rows alone, and at most 15 do not, these are sampled with
+    the others integrated out, by independence Metropolis steps from a mixture that is fitted to
+    their posterior, and the others drawn given them. Else, or where that fails, by
     NUTS with Stan's window adaptation, its metric dense up to 20 parameters, diagonal beyond, from
     starts all over the prior. While R-hat is over 1.01 or an ESS below 400 the chains go on, up to
     8 times the draws asked for, of which as many are kept. Warns when that is not enough, or
@@ -71,6 +75,9 @@ def fit(
         Whole number; None draws one, which the result records.
     progress
         Whether to show a progress bar.
+    marginal
+        Whether parameters of groups are integrated out; None: wherever that can be. False: NUTS on
+        all parameters. True: an error where it cannot be.
     """
     check_count("chains", chains, 2)
     check_count("draws", draws, 100)
@@ -79,6 +86,15 @@ def fit(
     import_meanwhile("arviz_stats.base", "xarray")
     seed, began = resolve_seed(seed), time.perf_counter()
     with Progress(progress) as bar:
+        alone = None if marginal is False else _of_globals(model, seed, bar, draws, chains)
+        if alone is not None:
+            return alone
+        if marginal:
+            raise ValueError(
+                "marginal=True needs parameters that belong to groups of rows alone, at most 15 "
+                "that do not, and integrals that can be relied on, but this model has not; leave "
+                "marginal out"
+            )
         starts, spent = starting_points(model, chains, seed)
         run = draw_nuts(model, starts, draws, warmup, seed, bar)
     result = _made(model, run, seed, began, spent)
@@ -96,11 +112,9 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
     is last, from where the short chains that are farthest apart have come to.
     """
     began, spent, starts, ends = time.perf_counter(), 0, None, None
-    alone = draw_globals(model, seed, bar) if marginal else None
+    alone = _of_globals(model, seed, bar) if marginal else None
     if alone is not None:
-        result = _made(model, alone, seed, began)
-        if not result.problems():
-            return result
+        return alone
     for run in draw_pooled(model, seed, bar) if suits(model) else ():
         result = _made(model, run, seed, began)
         stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0
@@ -122,6 +136,21 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
     return result
 
 
+def _of_globals(
+    model: Model, seed: int, bar: Progress, draws: int = DRAWS, chains: int = CHAINS
+) -> Fit | None:
+    """A fit of the globals alone, the cells drawn given them, if it is a good one.
+
+    At least 1,600 draws: steps that stay count as draws, and 400 effective ones are needed.
+    """
+    began, size = time.perf_counter(), max(draws, -(-4 * ESS_LIMIT // chains))
+    run = draw_globals(model, seed, bar, size, chains)
+    if run is None:
+        return None
+    result = _made(model, run, seed, began)
+    return None if result.problems() else result
+
+
 def _of_modes(
     model: Model,
     ends: Float[np.ndarray, "chain draw d"],
@@ -138,13 +167,13 @@ def _of_modes(
     return None if result.problems() else result
 
 
-def longer_fit(model: Model, before: Fit, draws: int, bar: Progress) -> Fit:
+def longer_fit(model: Model, before: Fit, draws: int, bar: Progress, marginal: bool = True) -> Fit:
     """A fit with ``draws`` draws of each of four chains.
 
-    The globals alone where that can be, else by NUTS from some of ``before``.
+    The globals alone where that can be and is wanted, else by NUTS from some of ``before``.
     """
     began = time.perf_counter()
-    alone = draw_globals(model, before.seed, bar, draws)
+    alone = draw_globals(model, before.seed, bar, draws) if marginal else None
     if alone is not None:
         result = _made(model, alone, before.seed, began, before.gradients)
         if not result.problems():
@@ -273,6 +302,7 @@ def _made(
         run.piece,
         0 if ends is None else _missed(ends, run.positions.reshape(-1, model.dimension)),
         made_elsewhere=False,
+        sampled=run.sampled,
     )
     vars(result).update(rhat=run.rhat, ess=run.ess)  # known already, and slow to find
     return result

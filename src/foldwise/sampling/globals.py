@@ -22,7 +22,8 @@ from foldwise.models.structure import Structure, find_cells, without_cells
 from foldwise.sampling.pooled import Draws
 from foldwise.sampling.proposals import Mixture, climb, fitted
 from foldwise.sampling.starts import starting_points
-from foldwise.scores.cells import RULES, conditional_draws, log_integrals, rule
+from foldwise.scores.cells import conditional_draws, log_integrals
+from foldwise.scores.nodes import RULES, rule
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
 
@@ -36,22 +37,24 @@ _STARTS = 8
 _LOOKED_AT, _TOLERANCE = 64, 5e-3
 
 
-def draw_globals(model: Model, seed: int, bar: Progress, draws: int = DRAWS) -> Draws | None:
+def draw_globals(
+    model: Model, seed: int, bar: Progress, draws: int = DRAWS, chains: int = CHAINS
+) -> Draws | None:
     """Draws of all parameters; None where there are no cells, or the globals cannot be had so."""
     structure = find_cells(model, model.probes())
-    if not len(structure) or len(structure.globals) > MOST_GLOBALS:
+    if not len(structure) or not 0 < len(structure.globals) <= MOST_GLOBALS:
         return None
     bar.start(f"full-data fit{model.label}: {structure}")
-    starts, spent = starting_points(model, _STARTS, seed)
+    starts, spent = starting_points(model, _STARTS, seed, structure)
     marginal = Marginal(model, structure, model.probes()[:1])
-    found = _drawn(marginal, starts[:, structure.globals], seed, draws)
+    found = _drawn(marginal, starts[:, structure.globals], seed, draws, chains)
     if found is None:
         return None
     drawn, failed = conditional_draws(model, structure, marginal.placed(found), seed)
     # what was found at the starting point must hold at the draws, or other parameters are coupled
     if failed.any() or find_cells(model, drawn).digest != structure.digest:
         return None
-    return _of_chains(marginal, drawn, spent)
+    return _of_chains(marginal, drawn, spent, chains)
 
 
 def draw_small(
@@ -62,31 +65,36 @@ def draw_small(
         return None
     bar.start(f"full-data fit{model.label}: a mixture of t densities")
     marginal = Marginal(model, without_cells(model), model.probes()[:1])
-    found = _drawn(marginal, starts, seed, DRAWS)
-    return None if found is None else _of_chains(marginal, found, 0)
+    found = _drawn(marginal, starts, seed, DRAWS, CHAINS)
+    return None if found is None else _of_chains(marginal, found, 0, CHAINS)
 
 
 def _drawn(
-    marginal: Marginal, starts: Float[np.ndarray, "start g"], seed: int, draws: int
+    marginal: Marginal, starts: Float[np.ndarray, "start g"], seed: int, draws: int, chains: int
 ) -> Float[np.ndarray, "draw g"] | None:
-    """``CHAINS`` chains of draws of the globals, one after another; None where no mixture fits."""
+    """Chains of draws of the globals, one after another; None where no mixture fits."""
     rng = generator(seed, Stream.GLOBALS)
     modes = climb(marginal, starts)
     if modes is None or not marginal.settle(Mixture.of(modes), rng):
         return None
     proposal = fitted(marginal, Mixture.of(modes), rng)
-    return None if proposal is None else _metropolis(marginal, proposal, draws, rng)
+    return None if proposal is None else _metropolis(marginal, proposal, draws, chains, rng)
 
 
-def _of_chains(marginal: Marginal, drawn: Float[np.ndarray, "draw d"], spent: int) -> Draws:
-    chains = drawn.reshape(CHAINS, -1, marginal.model.dimension)
-    return Draws(chains, np.full(CHAINS, np.nan), 0, spent + marginal.evaluations)
+def _of_chains(
+    marginal: Marginal, drawn: Float[np.ndarray, "draw d"], spent: int, chains: int
+) -> Draws:
+    positions = drawn.reshape(chains, -1, marginal.model.dimension)
+    sampled = marginal.structure.globals if len(marginal.structure) else None
+    unknown = np.full(chains, np.nan)
+    return Draws(positions, unknown, 0, spent + marginal.evaluations, sampled=sampled)
 
 
 class Marginal:
     """Log posterior density of the globals given some rows, up to a constant, at many points.
 
-    ``reference`` are positions whose cells integrals begin from; without ``keep`` all rows count.
+    ``reference`` are positions whose cells integrals begin from; without ``keep`` all rows count;
+    ``bent`` says that the conditional prior of cells is not normal.
     Without cells it is the density of all parameters.
     """
 
@@ -97,8 +105,9 @@ class Marginal:
         reference: Float[np.ndarray, "position d"],
         keep: Bool[np.ndarray, " row"] | None = None,
         nodes: int | None = None,
+        bent: bool = False,
     ):
-        self.model, self.structure, self.reference = model, structure, reference
+        self.model, self.structure, self.reference, self.bent = model, structure, reference, bent
         self.keep = np.ones(model.n_obs, bool) if keep is None else keep
         self.dimensions = int(structure.sizes.max(initial=1))
         self.nodes, self.evaluations = nodes or RULES[self.dimensions][0], 0
@@ -121,8 +130,11 @@ class Marginal:
         lost = np.zeros(len(points), bool)
         if len(self.structure):
             nodes = rule(self.nodes, self.dimensions)
-            found = log_integrals(self.model, self.structure, positions, self.keep, nodes)
-            value = found.own.sum(axis=0) + found.prior[0]
+            found = log_integrals(
+                self.model, self.structure, positions, self.keep, nodes, bent=self.bent
+            )
+            with np.errstate(invalid="ignore"):  # infinite where lost
+                value = found.own.sum(axis=0) + found.prior[0]
             lost = (found.failed | found.bent).any(axis=0)
         if self.alone.any() or not len(self.structure):
             parts = list(rows_at(self.model, positions))
@@ -167,19 +179,19 @@ class Marginal:
 
 
 def _metropolis(
-    marginal: Marginal, proposal: Mixture, draws: int, rng: np.random.Generator
+    marginal: Marginal, proposal: Mixture, draws: int, chains: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "draw g"]:
     """Chains of independence Metropolis steps, one after another, each after a few steps."""
     warm = draws // 10
-    points = proposal.draw(rng, CHAINS * (warm + draws))
-    ratio = (marginal(points) - proposal.log_density(points)).reshape(CHAINS, -1)
+    points = proposal.draw(rng, chains * (warm + draws))
+    ratio = (marginal(points) - proposal.log_density(points)).reshape(chains, -1)
     uniform = np.log(rng.uniform(size=ratio.shape))
     chosen: Int[np.ndarray, "chain step"] = np.zeros(ratio.shape, int)
-    for chain in range(CHAINS):
+    for chain in range(chains):
         here = int(np.argmax(np.isfinite(ratio[chain])))
         for step in range(ratio.shape[1]):
             if uniform[chain, step] < ratio[chain, step] - ratio[chain, here]:
                 here = step
             chosen[chain, step] = here
-    flat = chosen + np.arange(CHAINS)[:, None] * ratio.shape[1]
+    flat = chosen + np.arange(chains)[:, None] * ratio.shape[1]
     return points[flat[:, warm:].ravel()]

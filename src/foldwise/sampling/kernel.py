@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from foldwise.sampling.metric import Metric, momentum, noise_size, velocity
+from foldwise.support.noise import log_uniforms, normals, random_words, uniforms
 from foldwise.support.verlet import leapfrog
 
 TARGET_ACCEPTANCE = 0.8
@@ -133,24 +133,14 @@ def _randomness(
 ) -> tuple[Float[Array, "fold chain size"], Float[Array, "fold chain"]]:
     """Standard normal noise and the log of a uniform number for each chain.
 
-    JAX's Threefry is a counter-based generator: under the chain's key it turns each pair of
-    numbers, here the iteration and a running number, into two random words. One call of it, since
-    it is a good part of the program to compile.
+    They belong to the chain's key and the iteration.
     """
-    pairs = -(-(size + 1) // 2)
-    running = jnp.arange(pairs, dtype=jnp.uint32)
 
     def of_chain(key: Array, number: Array) -> Array:
-        first = jnp.full(pairs, number).astype(jnp.uint32)
-        return threefry_2x32(key, jnp.concatenate([first, running]))
+        return random_words(key, number, size + 1)
 
-    bits = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))(keys, counter)[..., : size + 1]
-    # 32 bits reach 6.3 standard deviations; rounding must not reach an infinite normal
-    numbers = bits.astype(float)  # of the precision in use
-    edge = 1.0 - jnp.finfo(numbers.dtype).eps
-    symmetric = jnp.clip((numbers + 0.5) * 2.0**-31 - 1.0, -edge, edge)
-    noise = jnp.sqrt(2.0) * jax.lax.erf_inv(symmetric[..., :-1])
-    return noise, jnp.log(0.5 * (1.0 + symmetric[..., -1]))
+    uniform = uniforms(jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))(keys, counter))
+    return normals(uniform[..., :-1]), log_uniforms(uniform[..., -1])
 
 
 def _kinetic(metric: Metric, p: Array) -> Array:

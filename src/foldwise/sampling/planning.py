@@ -62,11 +62,12 @@ def planned(
         + (rows * (n * BLOCKS + TAIL) if emit.by_row else 0),
     }
     if settings.memory == "draws":
-        numbers["log scores of every draw"] = 2 * k * n * draws * targets
+        # by the peaks of bench/memory.py: what is stored, and as much twice while it is made
+        numbers["log scores of every draw"] = 3 * k * n * draws * targets
     else:
         numbers["running sums"] += k * targets * n * BLOCKS * len(GRID)
     if emit.replicate:
-        numbers["predictive draws"] = 2 * rows * n * draws
+        numbers["predictive draws"] = 2 * rows * n * draws * emit.replicate
     if "position" in settings.keep:
         numbers["every draw"] = 2 * k * n * draws * d
     if weighted:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from foldwise.models.evaluate import DENSE_MOTION, Ends, Motion, gradients, trajectories
 from foldwise.models.model import Model
@@ -51,6 +51,8 @@ class Draws:
 
     ``thin``: of how many draws one was kept. ``piece``: draws of each short chain. ``apart``:
     whether chains are in different places, and ``ends`` where each was in its last draws.
+    ``sampled``: the parameters that the chains are of, None for all. Others were drawn anew, given
+    these, at every draw: they cannot be slower, and have no R-hat and ESS of their own.
     """
 
     positions: Float[np.ndarray, "chain draw d"]
@@ -61,16 +63,24 @@ class Draws:
     piece: int = 0
     apart: bool = False
     ends: Float[np.ndarray, "chain draw d"] = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    sampled: Int[np.ndarray, " sampled"] | None = None
 
     @cached_property
-    def rhat(self) -> Float[np.ndarray, " d"]:
-        """Rank-normalised split R-hat of each parameter (arviz-stats)."""
-        return by_parameter("rhat", self.positions)
+    def rhat(self) -> Float[np.ndarray, " sampled"]:
+        """Rank-normalised split R-hat of each parameter that was sampled (arviz-stats)."""
+        return by_parameter("rhat", chosen(self.positions, self.sampled))
 
     @cached_property
-    def ess(self) -> Float[np.ndarray, " d"]:
-        """Bulk effective sample size of each parameter (arviz-stats)."""
-        return by_parameter("ess", self.positions)
+    def ess(self) -> Float[np.ndarray, " sampled"]:
+        """Bulk effective sample size of each parameter that was sampled (arviz-stats)."""
+        return by_parameter("ess", chosen(self.positions, self.sampled))
+
+
+def chosen(
+    positions: Float[np.ndarray, "chain draw d"], sampled: Int[np.ndarray, " sampled"] | None
+) -> Float[np.ndarray, "chain draw sampled"]:
+    """The parameters that chains are of."""
+    return positions if sampled is None else positions[..., sampled]
 
 
 def suits(model: Model) -> bool:

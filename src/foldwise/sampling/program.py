@@ -39,7 +39,8 @@ class FoldData(NamedTuple):
     """What the density of each fold needs: its rows, its targets, its metric, its model.
 
     ``temper`` weighs the rows that do not train: 0 for the fold's posterior, between 0 and 1 for a
-    rung between it and the full data's, where these rows are the fold's test rows.
+    rung between it and the full data's, where these rows are the fold's test rows; None where the
+    program knows no rungs.
     ``rows`` lists the test rows of each target, padded: target 0 is the fold's own test set,
     target 1, where there is one, the test set of the fold whose bridge partner this fold is.
     ``n_steps`` are the leapfrog steps of each iteration, ``target`` the acceptance to which step
@@ -50,7 +51,7 @@ class FoldData(NamedTuple):
 
     keys: UInt32[Any, "fold chain 2"]
     train: Bool[Any, "fold row"]
-    temper: Float[Any, " fold"]
+    temper: Float[Any, " fold"] | None
     rows: Int[Any, "fold target slot"]
     valid: Bool[Any, "fold target slot"]
     metric: FoldMetric | LocalCoordinates
@@ -73,7 +74,8 @@ class Segment(NamedTuple):
 
     ``watched`` holds the watched coordinates of each draw, and last the log density.
     ``extras`` holds, where asked for, ``first`` and ``second``, derivatives of the targets' rows
-    (fold, chain, draw, target, slot), ``replicate`` (fold, chain, draw, slot), and ``probability``
+    (fold, chain, draw, target, slot), ``replicate`` (fold, chain, draw, slot, and number where
+    a row has several), and ``probability``
     (fold, chain, draw, class, slot).
     """
 
@@ -97,13 +99,14 @@ class Shared(NamedTuple):
 
 
 def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
-    """Log density of each chain's fold posterior, its gradient, and the test rows' scores."""
+    """Log density of each chain's fold posterior, its gradient, and the test rows' scores.
+
+    Where rows depend on each other, scores are left to :func:`fold_scores`.
+    """
 
     def of_chain(q: Array, fold: FoldData) -> tuple[Array, Array, Array]:
         def log_density(q: Array) -> tuple[Array, Array]:
             value, rows = masked_log_density(model, q, fold.train, fold.temper)
-            if model.joint_log_likelihood is not None:
-                return value, _joint_targets(model, q, fold, by_row)
             targets = jnp.where(fold.valid, rows[fold.rows], 0.0)
             return value, targets if by_row else targets.sum(axis=-1)
 
@@ -115,25 +118,24 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
     return lambda position: all_folds(position, data)
 
 
-def _joint_targets(model: Model, q: Array, fold: FoldData, by_row: bool) -> Array:
-    """Log densities of the targets' rows, where rows depend on each other.
+def fold_scores(model: Model, data: FoldData, by_row: bool, position: Array) -> Array:
+    """Log densities of the targets' rows at chains' positions, where rows depend on each other.
 
     Of target 0, the fold's own test rows, given its training rows; of target 1, which are training
     rows, given the other ones.
     """
 
-    def marked(rows: Array, valid: Array) -> Array:
-        return jnp.zeros(model.n_obs, bool).at[rows].max(valid)
+    def of_chain(q: Array, fold: FoldData) -> Array:
+        with model.selected(fold.selection):
+            return jnp.stack([of_target(q, fold, t) for t in range(len(fold.rows))])
 
-    def given_others(rows: Array) -> Array:
-        """Of rows that train or do not, given the training rows without them."""
-        return model.flat_joint(q, fold.train | rows) - model.flat_joint(q, fold.train & ~rows)
+    def of_target(q: Array, fold: FoldData, target: int) -> Array:
+        rows, valid = fold.rows[target], fold.valid[target]
+        if by_row:
+            return model.flat_rows_given(q, rows, valid, fold.train, trained=target > 0)
+        return model.flat_given(q, jnp.zeros(model.n_obs, bool).at[rows].max(valid), fold.train)
 
-    if not by_row:
-        return jax.lax.map(given_others, jax.vmap(marked)(fold.rows, fold.valid))
-    own, others = fold.rows.reshape(-1), fold.valid.reshape(-1)
-    single = jax.vmap(lambda row, valid: marked(row[None], valid[None]))(own, others)
-    return jnp.where(others, jax.lax.map(given_others, single), 0.0).reshape(fold.rows.shape)
+    return jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))(position, data)
 
 
 def fold_extras(
@@ -154,8 +156,10 @@ def fold_extras(
             # HMC's own randomness has the iteration's key; these are numbered apart from it
             number = jnp.uint32(2**31) + (iteration + fold.lived).astype(jnp.uint32)
             now = jax.random.fold_in(jax.random.wrap_key_data(key), number)
-            rows = model.flat_simulate(now, q)[fold.rows[0]]
-            found["replicate"] = jnp.where(fold.valid[0], rows, 0.0).astype(q.dtype)
+            rows = model.flat_simulate(now, q, fold.train)[fold.rows[0]]
+            rows = rows if rows.ndim == 1 else rows.reshape(len(rows), -1)
+            valid = fold.valid[0].reshape(-1, *[1] * (rows.ndim - 1))
+            found["replicate"] = jnp.where(valid, rows, 0.0).astype(q.dtype)
         if emit.position:
             found["position"] = q
         if emit.classes:
@@ -233,6 +237,16 @@ def _advance_chunk(
             return kept
         return jax.lax.cond(iteration >= shared.warmup, record, lambda kept: kept, kept)
 
+    def scores_of(state: ChainState, iteration: Array) -> Array:
+        if model.joint_log_likelihood is None:
+            return state.scores
+        # costly: not at every step of a trajectory, and not of what nobody will look at
+        return jax.lax.cond(
+            iteration >= shared.warmup,
+            lambda: fold_scores(model, data, emit.by_row, state.position),
+            lambda: state.scores,
+        )
+
     def body(i: Array, carry: tuple[ChainState, Segment]) -> tuple[ChainState, Segment]:
         state, record = carry
         slot, iteration = jnp.maximum(i - 1, 0), shared.first + i - 1
@@ -252,7 +266,7 @@ def _advance_chunk(
             metric,
         )
         return state, Segment(
-            _put(record.scores, state.scores, slot),
+            _put(record.scores, scores_of(state, iteration), slot),
             with_extras(record.extras, state.position, iteration, slot),
             _put(record.watched, _watch(state, data.watched), slot),
             record.acceptance + jnp.where(refresh, 0.0, info.acceptance.mean(axis=1)),
@@ -320,7 +334,8 @@ class FoldProgram:
     """What a program is compiled for: its model, what it records, and the shapes of its arguments.
 
     ``targets`` is 2 where draws of a fold also score the test rows of another, ``slots`` the most
-    test rows of a target, ``watched`` the number of watched coordinates.
+    test rows of a target, ``watched`` the number of watched coordinates. ``tempered``: the program
+    also samples rungs, which costs nothing but where rows depend on each other.
     """
 
     model: Model
@@ -332,6 +347,7 @@ class FoldProgram:
     watched: int
     metric: MetricShape
     precision: str = "float64"
+    tempered: bool = True
 
     def compile(self) -> Any:
         """The program, which is made on the first call and compiles in the background."""
@@ -371,7 +387,7 @@ class FoldProgram:
         data = FoldData(
             keys=array(np.uint32, self.chains, 2),
             train=array(bool, self.model.n_obs),
-            temper=array(real),
+            temper=array(real) if self.tempered else None,
             rows=array(np.int32, self.targets, self.slots),
             valid=array(bool, self.targets, self.slots),
             metric=self.metric.by_fold(folds, d, real),

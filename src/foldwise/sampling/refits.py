@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -25,10 +26,14 @@ from foldwise.folds.folds import Folds
 from foldwise.models.model import Model
 from foldwise.sampling.globals import MOST_GLOBALS, Marginal
 from foldwise.sampling.proposals import Mixture, climb, fitted, learned, many_parts, share_of
+from foldwise.scores.cells import log_integrals
 from foldwise.scores.importance import Importance, by_importance
+from foldwise.scores.nodes import RULES, rule
 from foldwise.scores.weighing import FullSample, Scored
+from foldwise.support.keeping import Finished
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
+from foldwise.support.workers import Job, Members, Workers, chunks, halved, in_turn
 
 # Independent draws of each fold.
 DRAWS = 2000
@@ -39,28 +44,83 @@ _NEAR, _CLIMBERS = 0.02, 4
 # Pareto k, share of the draws that weights must be worth, and relative variance of the score's
 # terms, within which a fold's score is taken.
 _MOST_K, _LEAST_SHARE, _MOST_SPREAD = 0.5, 0.2, 8.0
+# Folds that a worker refits before it sends them back: a few seconds of work.
+_MOST_TOGETHER = 16
 
 
 def with_refits(
-    model: Model, folds: Folds, found: Importance, seed: int, bar: Progress
+    model: Model, folds: Folds, found: Importance, seed: int, bar: Progress, finished: Finished
 ) -> Importance:
-    """Scores of folds whose weights cannot be relied on, by draws of their own, where they can."""
+    """Scores of folds whose weights cannot be relied on, by draws of their own, where they can.
+
+    ``finished`` keeps those that are done.
+    """
     rest = np.flatnonzero(~found.used & ~found.cut_off & ~found.unsettled)
     if not len(rest) or len(found.structure.globals) > MOST_GLOBALS:
         return found
     rng = generator(seed, Stream.GLOBALS, 1)
-    full = Marginal(model, found.structure, found.draws.positions)
+    full = Marginal(model, found.structure, found.draws.positions, bent=_bent(model, found))
     around = _mixture_of_draws(full, rng)
     if around is None:
         return found
     bar.start("refits of what the folds share", len(rest))
-    for fold in rest:
-        rng = generator(seed, Stream.GLOBALS, 2, int(folds.index[fold]))
-        new = _refitted(full, around, folds[[fold]], tuple(found.folds), seed, rng)
-        if new is not None:
-            found = _replaced(found, folds, int(fold), new)
-        bar.advance(1)
+    job = Job(
+        _refit,
+        _Shared(full, around, folds, tuple(found.folds), seed),
+        lambda some: some,
+        halved,
+        lambda some: f"refits of {len(some)} folds",
+    )
+    refitted: dict[int, _Refit] = {}
+    for some, new in in_turn(job, rest, _cut, finished):
+        refitted |= dict(zip(some.tolist(), new or [], strict=False))
+        bar.advance(len(some))
+    for fold in rest.tolist():  # in this order, whoever came first
+        if refitted.get(fold) is not None:
+            found = _replaced(found, folds, fold, refitted[fold])
     return found
+
+
+def _cut(left: Members, by: Workers | None) -> list[Members]:
+    return chunks(left, 1 if by is None else min(by.size(len(left)), _MOST_TOGETHER))
+
+
+class _Shared(NamedTuple):
+    """What all refits need."""
+
+    full: Marginal
+    around: Mixture
+    folds: Folds
+    scores: tuple[str, ...]
+    seed: int
+
+
+def _refit(shared: _Shared, some: Members) -> list[_Refit | None]:
+    """Scores of some folds from draws of their own; None where they cannot be relied on."""
+    full, around, folds, scores, seed = shared
+    found = []
+    for fold in some:
+        rng = generator(seed, Stream.GLOBALS, 2, int(folds.index[fold]))
+        found.append(_refitted(full, around, folds[[fold]], scores, seed, rng))
+    return found
+
+
+class _Refit(NamedTuple):
+    """Scores of a fold, without its draws, and by score the variance that they leave."""
+
+    found: Importance
+    variance: dict[str, float]
+
+
+def _bent(model: Model, found: Importance) -> bool:
+    """Whether the conditional prior of some cell is not normal."""
+    structure = found.structure
+    if not len(structure):
+        return False
+    size, some = int(structure.sizes.max()), found.draws.positions[::100]
+    keep = np.ones(model.n_obs, bool)
+    nodes = rule(RULES[size][0], size)
+    return bool(log_integrals(model, structure, some, keep, nodes).bent.any())
 
 
 def _mixture_of_draws(full: Marginal, rng: np.random.Generator) -> Mixture | None:
@@ -86,7 +146,7 @@ def _refitted(
     scores: tuple[str, ...],
     seed: int,
     rng: np.random.Generator,
-) -> Importance | None:
+) -> _Refit | None:
     """Scores of one fold from draws of its own; None where they cannot be relied on."""
     train = fold.train_mask(np.array([0]))[0]
     proposal = _proposal(full, train, around, rng)
@@ -100,18 +160,22 @@ def _refitted(
     proposal = proposal.beside(upper)
     points = proposal.draw(rng, DRAWS)
     excess = full(points) - proposal.log_density(points)
-    draws = FullSample(full.placed(points), 1, 1)
-    new = by_importance(full.model, full.structure, fold, draws, scores, True, seed, excess)
-    spread = max(float(score.spread[0]) for score in new.folds.values())
+    draws = FullSample(full.placed(points), 1, 1, excess)
+    new = by_importance(full.model, full.structure, fold, draws, scores, True, seed)
+    spread = float(np.max([score.spread[0] for score in new.folds.values()]))
     good = new.pareto_k[0] <= _MOST_K and new.weight_ess[0] >= _LEAST_SHARE * DRAWS
-    return new if good and spread <= _MOST_SPREAD and not new.unsettled[0] else None
+    # the spread of other scores than log scores is not known, and is no number
+    if not (good and spread <= _MOST_SPREAD) or new.unsettled[0]:
+        return None
+    variance = {name: float(draws.variance(each)) for name, each in new.influence.items()}
+    return _Refit(replace(new, draws=draws._replace(positions=points[:0], excess=None)), variance)
 
 
 def _proposal(
     full: Marginal, keep: np.ndarray, around: Mixture, rng: np.random.Generator
 ) -> Mixture | None:
     """A mixture for the posterior given the rows ``keep``; the full data's where it does."""
-    marginal = Marginal(full.model, full.structure, full.reference, keep, full.nodes)
+    marginal = Marginal(full.model, full.structure, full.reference, keep, full.nodes, full.bent)
     some = around.draw(rng, _TRIED)
     log_ratio = marginal(some) - around.log_density(some)
     if share_of(log_ratio) >= _NEAR:
@@ -120,8 +184,9 @@ def _proposal(
     return None if modes is None else fitted(marginal, Mixture.of(modes), rng)
 
 
-def _replaced(found: Importance, folds: Folds, fold: int, new: Importance) -> Importance:
+def _replaced(found: Importance, folds: Folds, fold: int, refit: _Refit) -> Importance:
     """``found`` with the scores of one fold from its own draws."""
+    new = refit.found
     entries = np.arange(folds.test_start[fold], folds.test_start[fold + 1])
     pareto_k, weight_ess, used, own = (
         _put(getattr(found, name), [fold], value)
@@ -140,10 +205,7 @@ def _replaced(found: Importance, folds: Folds, fold: int, new: Importance) -> Im
         own=own,
         folds=_put_scores(found.folds, [fold], new.folds),
         rows=_put_scores(found.rows, entries, new.rows),
-        own_variance={
-            name: old + float(new.draws.variance(new.influence[name]))
-            for name, old in found.own_variance.items()
-        },
+        own_variance={name: old + refit.variance[name] for name, old in found.own_variance.items()},
     )
 
 

@@ -149,4 +149,5 @@ def fold_program(
         min(model.dimension, WATCHED),
         metric,
         settings.precision,
+        tempered=model.joint_log_likelihood is None,
     )

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import gradients, masked_log_density, rows_at
 from foldwise.models.model import Model
+from foldwise.models.structure import Structure, exchanged, find_cells
 from foldwise.sampling.blocks import PILOTS, Pilots, Tuning
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import (
@@ -30,6 +31,7 @@ from foldwise.sampling.metric import (
 from foldwise.scores.dependent import given_training
 from foldwise.scores.diagnostics import BATCH_TIMES, LEAST_BATCHES
 from foldwise.scores.evidence import FullData
+from foldwise.scores.marginal_model import MarginalModel
 from foldwise.support.memory import most_values
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.seeds import Stream, generator
@@ -41,6 +43,8 @@ FULL_VALUES, FULL_SHARE = 2**27, 0.1
 _METRIC_VALUES = 2**26
 # Draws at which a coordinate must have no gradient to count as local.
 _LOCAL_DRAWS = 3
+# Draws at which priors are asked whether they are normal, and what rounding may leave.
+_PRIOR_DRAWS, _PRIOR_ROUNDING = 16, 1e-7
 # Points at which a fold's curvature is averaged; two in more dimensions.
 POINTS, MANY_POINTS_DIMENSION = 4, 50
 # Folds whose curvature is computed in one call.
@@ -142,6 +146,55 @@ def start_positions(
     return positions[chosen]
 
 
+def has_normal_priors(
+    model: Model, structure: Structure, positions: Float[np.ndarray, "draw d"]
+) -> bool:
+    """Whether parameters of groups have a normal prior given what is shared: it has one mode.
+
+    Its gradient is then linear: half-way between two places it is half of their sum.
+    """
+    if not len(structure):
+        return True
+    some = positions[np.linspace(0, len(positions) - 1, _PRIOR_DRAWS).astype(int)]
+    moved = exchanged(structure, positions, some, np.random.default_rng(0))
+    places = np.concatenate([some, moved, 0.5 * (some + moved)])
+    none = np.zeros((1, model.n_obs), bool)
+    inside = np.setdiff1d(np.arange(model.dimension), structure.globals)
+    slopes = gradients(model, places, none).gradient[:, inside]
+    one, two, between = slopes.reshape(3, len(some), -1)
+    size = np.abs(one) + np.abs(two) + 1e-3
+    return bool((np.abs(one + two - 2.0 * between) <= _PRIOR_ROUNDING * size).all())
+
+
+def at_others(
+    start: Float[np.ndarray, "fold chain d"], structure: Structure, folds: Folds, seed: int
+) -> Float[np.ndarray, "fold chain d"]:
+    """Starts with the parameters of groups that are left out where those of other groups are.
+
+    Full-data draws have them where the group's own rows have put them. Where the prior has several
+    modes, all chains would begin, and stay, in one of them, and agree. Chains begin at other groups
+    from the lowest to the highest.
+    """
+    sizes, row_cell, start = structure.sizes, structure.row_cell, start.copy()
+    rows_of = np.bincount(row_cell[row_cell >= 0], minlength=len(structure))
+    first, rows = folds.left_out
+    chains = start.shape[1]
+    for k, number in enumerate(folds.index):
+        cell = row_cell[rows[first[k] : first[k + 1]]]
+        gone, lost = np.unique(cell[cell >= 0], return_counts=True)
+        rng = generator(seed, Stream.STARTS, int(number), 1_000_000)
+        for c in gone[lost == rows_of[gone]]:
+            donors = np.setdiff1d(np.flatnonzero((sizes == sizes[c]) & (rows_of > 0)), gone)
+            if len(donors) < 2:
+                continue
+            own, theirs = (structure.coordinates[which][..., : sizes[c]] for which in (c, donors))
+            place = (rng.permutation(chains) + rng.random(chains)) / chains * len(donors)
+            for chain, at in enumerate(place.astype(int)):
+                values = start[k, chain][theirs]
+                start[k, chain, own] = values[np.argsort(values[:, 0])[at]]
+    return start
+
+
 def watched_coordinates(
     fit: Fit, full: FullDraws, most: int = WATCHED
 ) -> Int[np.ndarray, "fold direction"]:
@@ -154,15 +207,17 @@ def watched_coordinates(
     folds, d = len(full.held_out), fit.positions.shape[-1]
     if d <= most:
         return np.broadcast_to(np.arange(d), (folds, d))
-    slowest = np.argsort(fit.ess, kind="stable")[: most // 2]
+    sampled = np.arange(d) if fit.sampled is None else fit.sampled
+    slowest = sampled[np.argsort(fit.ess, kind="stable")[: most // 2]]
     some = np.linspace(0, len(full.positions) - 1, _WATCH_DRAWS).astype(int)
     positions = full.positions[some] - full.positions[some].mean(axis=0)
     positions /= np.maximum(positions.std(axis=0), np.finfo(float).tiny ** 0.5)
     score = full.scores.joint[:, some]
     together = np.abs(np.nan_to_num(score - score.mean(axis=1, keepdims=True)) @ positions)
     together[:, slowest] = -1.0
-    closest = np.argpartition(-together, most - most // 2, axis=1)[:, : most - most // 2]
-    return np.concatenate([np.broadcast_to(slowest, (folds, most // 2)), closest], axis=1)
+    rest = most - len(slowest)
+    closest = np.argpartition(-together, rest, axis=1)[:, :rest]
+    return np.concatenate([np.broadcast_to(slowest, (folds, len(slowest))), closest], axis=1)
 
 
 def pilot_positions(
@@ -194,7 +249,13 @@ def tuned(
 ) -> tuple[Float[np.ndarray, "fold chain d"], Locals, Tuning]:
     """Where the chains of every fold start, which coordinates are local to it, and its tuning."""
     start = start_positions(full.positions, full.held_out, folds, chains, seed)
-    found = local_coordinates(model, folds, fit)
+    if isinstance(model, MarginalModel):
+        found = _nothing_but_improper(model, folds, fit)
+    else:
+        structure = find_cells(model, full.positions)
+        if not has_normal_priors(model, structure, full.positions):
+            start = at_others(start, structure, folds, seed)
+        found = local_coordinates(model, folds, fit)
     pilots = pilot_positions(full, PILOTS, chains, seed)
     watched = watched_coordinates(fit, full)
     return start, found, first_tuning(model, folds, fit, found, start, pilots, watched)
@@ -282,15 +343,34 @@ def curvatures(
     Where it is not finite, it is that of a standard normal in every parameter.
     """
     positions = positions[:, np.arange(_points(model)) % positions.shape[1]]
+    if isinstance(model, MarginalModel):
+        return _usable(_by_differences(model, folds, positions))
     found = []
     for first in range(0, len(positions), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(positions)))
         sharded = (folds.train_mask(members), positions[members])
         found.append(_batched(model, sharded))
-    curvature = np.concatenate(found)
+    return _usable(np.concatenate(found))
+
+
+def _usable(curvature: Float[np.ndarray, "fold d d"]) -> Float[np.ndarray, "fold d d"]:
     curvature = 0.5 * (curvature + np.swapaxes(curvature, 1, 2))
     finite = np.isfinite(curvature).all(axis=(1, 2))
-    return np.where(finite[:, None, None], curvature, np.eye(model.dimension))
+    return np.where(finite[:, None, None], curvature, np.eye(curvature.shape[1]))
+
+
+def _by_differences(
+    model: Model, folds: Folds, positions: Float[np.ndarray, "fold point d"]
+) -> Float[np.ndarray, "fold d d"]:
+    """The same by differences of gradients, where nodes are held while one differentiates."""
+    count, points, d = positions.shape
+    step = 1e-4 * np.maximum(positions.std(axis=1, keepdims=True), 1e-4)[:, :, None]
+    move = step * np.eye(d)
+    around = np.stack([positions[:, :, None] - move, positions[:, :, None] + move], axis=2)
+    train = np.repeat(folds.train_mask(np.arange(count)), points * 2 * d, axis=0)
+    slope = gradients(model, around.reshape(-1, d), train).gradient
+    before, after = np.moveaxis(slope.reshape(count, points, 2, d, d), 2, 0)
+    return ((before - after) / (2.0 * np.swapaxes(step, -1, -2))).mean(axis=1)
 
 
 def _curvature(model: Model) -> Any:
@@ -326,25 +406,45 @@ def local_coordinates(model: Model, folds: Folds, fit: Fit) -> Locals:
     A coordinate is local to a fold if the training rows change nothing, not a bit, about the
     gradient of the log density in it, at a few draws.
     """
-    flat, found = fit.flat, []
+    flat = fit.flat
     points = flat[np.linspace(0, len(flat) - 1, _LOCAL_DRAWS).astype(int)]
-    of_prior = gradients(model, points, _no_rows(model)).gradient
-    for first in range(0, len(folds), _AT_ONCE):
-        members = np.arange(first, min(first + _AT_ONCE, len(folds)))
-        train = np.repeat(folds.train_mask(members), _LOCAL_DRAWS, axis=0)
-        gradient = gradients(model, np.tile(points, (len(members), 1)), train).gradient
-        by_fold = gradient.reshape(len(members), *points.shape)
-        found.append(np.all(by_fold == of_prior, axis=1))
+    uninformed, of_prior = _uninformed(model, folds, points)
     curvature = _prior_curvature(model, fit.central_draws(1)[0], flat.std(axis=0))
     positive = np.isfinite(curvature) & (curvature > 0)
     # a prior without curvature (flat, or not log concave) gives no scale: shared it stays
-    uninformed, flat = np.concatenate(found), (of_prior == 0.0).all(axis=0)
     local, curvature = uninformed & positive, np.where(positive, curvature, 1.0)
-    improper = (uninformed & flat).any(axis=1)
+    improper = (uninformed & (of_prior == 0.0).all(axis=0)).any(axis=1)
     # parameters of the prior, which no row informs of itself, are tied to what they are of
     of_rows = (gradients(model, points).gradient != of_prior).any(axis=0)
     tied = _tied(model, fit, local & of_rows, curvature)
     return Locals(local, curvature, tied, improper)
+
+
+def _uninformed(
+    model: Model, folds: Folds, points: Float[np.ndarray, "point d"]
+) -> tuple[Bool[np.ndarray, "fold d"], Float[np.ndarray, "point d"]]:
+    """Coordinates of which no training row of each fold knows, and the gradient of the prior."""
+    of_prior, found = gradients(model, points, _no_rows(model)).gradient, []
+    for first in range(0, len(folds), _AT_ONCE):
+        members = np.arange(first, min(first + _AT_ONCE, len(folds)))
+        train = np.repeat(folds.train_mask(members), len(points), axis=0)
+        gradient = gradients(model, np.tile(points, (len(members), 1)), train).gradient
+        by_fold = gradient.reshape(len(members), *points.shape)
+        found.append(np.all(by_fold == of_prior, axis=1))
+    return np.concatenate(found), of_prior
+
+
+def _nothing_but_improper(model: MarginalModel, folds: Folds, fit: Fit) -> Locals:
+    """No coordinates count as local where cells are integrated out: what is local is in cells.
+
+    Folds are improper where the model of all parameters says so, whose program is there already.
+    """
+    points = fit.flat[np.linspace(0, len(fit.flat) - 1, _LOCAL_DRAWS).astype(int)]
+    uninformed, of_prior = _uninformed(model.base, folds, model.placed(points))
+    flat = uninformed & (of_prior == 0.0).all(axis=0)
+    improper = flat[:, model.structure.globals].any(axis=1)
+    nothing = np.zeros((len(folds), model.dimension), bool)
+    return Locals(nothing, np.ones(model.dimension), np.zeros(len(folds), bool), improper)
 
 
 def _tied(

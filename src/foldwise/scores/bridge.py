@@ -76,6 +76,19 @@ def _log_mean(x: Float[np.ndarray, "fold draw"]) -> tuple[np.ndarray, np.ndarray
     return np.log(mean), (e * (1.0 - e)).mean(axis=1) / mean
 
 
+def log_mean_exp(
+    values: Float[np.ndarray, "fold draw"], sign: float = 1.0
+) -> Float[np.ndarray, " fold"]:
+    """Log of the mean over draws of exp(sign values), of a few folds at a time."""
+    count = values.shape[1]
+    step = max(1, _CHUNK // max(count, 1))
+    found = [
+        scipy.special.logsumexp(sign * values[first : first + step], axis=1)
+        for first in range(0, len(values), step)
+    ]
+    return np.concatenate(found) - np.log(count)
+
+
 def effective(total: Any, square: Any) -> Any:
     """Number of equal terms that would carry a sum as these do: (sum f)^2 / sum f^2."""
     return total**2 / square
@@ -98,6 +111,6 @@ def guess(
     log r plus the log of the draws of the fold over those of the partner.
     """
     count = joint.shape[1]
-    guess = np.log(count) - scipy.special.logsumexp(-joint, axis=1)
+    guess = -log_mean_exp(joint, -1.0)
     guess = np.where(np.isfinite(guess), guess, 0.0)
     return guess + np.where(partner == len(partner), np.log(own_draws / count), 0.0)

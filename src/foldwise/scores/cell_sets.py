@@ -25,13 +25,12 @@ from foldwise.models.model import Model
 from foldwise.models.structure import Structure, exchanged
 from foldwise.scores.cells import (
     NOTHING,
-    RULES,
     Derived,
     Integrals,
     draws_of_a_call,
     log_integrals,
-    rule,
 )
+from foldwise.scores.nodes import HERMITE, RULES, WIDE, rule
 
 # Two rules that differ by less than this many nats at every draw looked at agree. Errors of many
 # integrals may have one sign: all of them together must stay within the next.
@@ -317,8 +316,8 @@ class Values:
             found.append(values)
         cells = len(self.structure)
         cell = np.concatenate([self.needs.cell, self.needs.cell[self.needs.host]])
-        one, two = (values[cells:] - values[cell] for values in found)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # infinite where a rule fails
+            one, two = (values[cells:] - values[cell] for values in found)
             several = (np.abs(one - two) > _ANOTHER_MODE).any(axis=1)
         self.unsettled[cells : self.count] |= several
         self.unsettled[cell[several]] = True
@@ -403,9 +402,29 @@ class Values:
         whole.derived_columns = self._column(sets[whole.used])
         return sets[whole.used]
 
+    def _alone(
+        self,
+        draws: np.ndarray,
+        step: _Pass,
+        values: np.ndarray,
+        level: np.ndarray,
+        columns: np.ndarray,
+    ) -> bool:
+        """Whether a wide rule finds no more than what was found: no second mode far away."""
+        wide = WIDE[self._dimensions]
+        if not wide:
+            return True
+        found = np.empty_like(values)
+        step.spread(self._integrals(draws, step, wide[0]), found)
+        with np.errstate(invalid="ignore"):
+            more = (found[columns] - values[columns] > _ANOTHER_MODE).any(axis=1)
+        level[columns[more]] = len(RULES[self._dimensions])
+        return not more.any()
+
     def _choose_rule(self, draws: np.ndarray, step: _Pass) -> None:
         """The smallest rule from which on larger ones agree, for all sets that can be settled."""
-        sizes = RULES[self._dimensions]
+        dimensions = self._dimensions
+        sizes, narrow = RULES[dimensions], len(HERMITE[dimensions])
         columns = np.concatenate([step.columns, step.derived_columns])
         before, values = np.empty((self.count, len(draws))), np.empty((self.count, len(draws)))
         step.spread(self._integrals(draws, step, sizes[0]), before)
@@ -416,7 +435,8 @@ class Values:
                 off = np.abs(values[columns] - before[columns])
             agree = (off <= self.tolerance) | (values[columns] == before[columns])
             level[columns] = np.where(agree.all(axis=1), np.minimum(level[columns], k), len(sizes))
-            if (level[columns] < len(sizes)).all():
+            settled = (level[columns] < len(sizes)).all()
+            if settled and (k + 1 >= narrow or self._alone(draws, step, values, level, columns)):
                 break
             before[columns] = values[columns]
         settled = level[columns] < len(sizes)

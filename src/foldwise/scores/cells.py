@@ -21,8 +21,7 @@ along a line from the draw's own u.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from itertools import product
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -30,46 +29,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from foldwise.models.evaluate import in_batches, masked_log_density
+from foldwise.models.evaluate import in_batches
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
+from foldwise.scores.nodes import RULES, Rule, rule
+from foldwise.support.noise import log_uniforms, normals, random_words, uniforms
 from foldwise.support.runtime import compiled, lanes
-from foldwise.support.seeds import Stream, generator
+from foldwise.support.seeds import Stream, words
 
-# Numbers of nodes along each coordinate that are tried in turn, by number of coordinates.
-RULES = {1: (7, 11, 15, 21, 31, 45), 2: (7, 11, 15, 21), 3: (7, 9, 11, 15)}
 # Newton steps at most, and the squared length of a step, in posterior sds, that ends them.
 NEWTON_STEPS, _NEWTON_DONE = 30, 1e-12
 # The same after which a mode counts as found: nodes need not be exactly there.
 _NEWTON_FOUND = 1e-4
-# Metropolis steps by which the coordinates of cells are drawn, and the tails of their proposals.
-STEPS, _FREEDOM = 12, 7.0
-# Points along a line at which the gradient of a prior that is not normal is integrated.
-LINE_POINTS = 24
+# Metropolis steps by which the coordinates of cells are drawn.
+STEPS = 12
+# The gradient of a prior that is not normal is integrated from node to node, at this many points.
+# To the first node the way goes over the mode, in steps that are even before it, and after it short
+# at first, as nodes are.
+LINE_POINTS = 6
+_EVEN, _FINE_FIRST = np.linspace(0.0, 1.0, 17), np.sinh(np.linspace(0.0, 5.0, 49)) / np.sinh(5.0)
 # Relative departure of the prior's gradient from linear that is still rounding.
 _LINEAR = 1e-7
 # Row values of the draws that are worked on side by side, and draws in one call.
 _CACHE_VALUES, _CALL_DRAWS = 2**16, 32
-
-
-class Rule(NamedTuple):
-    """Nodes and log weights of a product rule, padded to the largest, and how many are real."""
-
-    nodes: Float[Any, "node D"]
-    log_weight: Float[Any, " node"]
-    real: Int[Any, ""]
-
-
-@lru_cache
-def rule(size: int, dimensions: int) -> Rule:
-    """Product of Gauss-Hermite rules of ``size`` nodes for the standard normal."""
-    x, w = np.polynomial.hermite_e.hermegauss(size)
-    nodes = np.array(list(product(x, repeat=dimensions)))
-    weights = np.array(list(product(np.log(w / w.sum()), repeat=dimensions))).sum(axis=1)
-    room = RULES[dimensions][-1] ** dimensions
-    padded = np.zeros((room, dimensions)), np.zeros(room)
-    padded[0][: len(nodes)], padded[1][: len(nodes)] = nodes, weights
-    return Rule(padded[0], padded[1], np.int32(len(nodes)))
 
 
 class Derived(NamedTuple):
@@ -97,12 +79,12 @@ class Integrals(NamedTuple):
     all parameters where the cells are at the places that the constants of their priors are of.
     """
 
-    own: Float[np.ndarray, "cell draw"]
-    empty: Float[np.ndarray, "cell draw"]
-    derived: Float[np.ndarray, "set draw"]
-    failed: Bool[np.ndarray, "cell draw"]
-    bent: Bool[np.ndarray, "cell draw"]
-    prior: Float[np.ndarray, "1 draw"]
+    own: Float[Any, "cell draw"]
+    empty: Float[Any, "cell draw"]
+    derived: Float[Any, "set draw"]
+    failed: Bool[Any, "cell draw"]
+    bent: Bool[Any, "cell draw"]
+    prior: Float[Any, "1 draw"]
 
 
 def log_integrals(
@@ -119,15 +101,18 @@ def log_integrals(
     ``bent`` says that the conditional prior is not normal.
     """
     program, batch = _program(model, structure, derived, bent)
-    found = in_batches(program, batch, draws, (keep, nodes, derived))
+
+    def integrals(part: np.ndarray, shared: Any) -> Integrals:
+        return program((part, np.zeros((batch, 2), np.uint32)), (*shared, np.int32(0)))[0]
+
+    found = in_batches(integrals, batch, draws, (keep, nodes, derived))
     return Integrals(*(np.concatenate(parts).T for parts in zip(*found, strict=True)))
 
 
 def begin_to_compile(model: Model, structure: Structure) -> None:
-    """Let programs compile in the background: of sets with nodes of their own, of coordinates."""
+    """Let the program of sets with nodes of their own, and of coordinates, compile meanwhile."""
     if len(structure):
         _program(model, structure, NOTHING, bent=False)
-        _conditional_program(model, structure)
 
 
 def conditional_draws(
@@ -135,59 +120,28 @@ def conditional_draws(
 ) -> tuple[Float[np.ndarray, "draw d"], Bool[np.ndarray, " draw"]]:
     """``draws`` with the coordinates of cells drawn given the globals, and where that has failed.
 
-    ``STEPS`` independence Metropolis steps of every cell, from a t density with ``_FREEDOM``
-    degrees of freedom at its mode with its curvature: for normal conditionals nine in ten are
-    accepted, and where the ratio of the two densities is at most three times its mean, what is left
-    of the first step is (2/3)^STEPS, under 1 %.
+    ``STEPS`` independence Metropolis steps of every cell, from a t density with 4 degrees of
+    freedom at its mode with its curvature: for normal conditionals nine in ten are accepted, and
+    where the ratio of the two densities is at most three times its mean, what is left of the first
+    step is (2/3)^STEPS, under 1 %.
     """
-    program, batch = _conditional_program(model, structure)
-    rng = generator(seed, Stream.CELLS)
+    program, batch = _program(model, structure, NOTHING, bent=False)
+    keys = words(seed, Stream.CELLS, count=2 * len(draws)).reshape(-1, 2)
+    shared = (np.ones(model.n_obs, bool), _no_nodes(structure), NOTHING, np.int32(STEPS))
     drawn, failed = np.empty_like(draws), np.empty(len(draws), bool)
     for first in range(0, len(draws), batch):
         part = slice(first, min(first + batch, len(draws)))
-        padded = np.resize(draws[part], (batch, model.dimension))
-        found = program((padded, _noise(rng, batch, structure)), ())
-        drawn[part], failed[part] = (values[: part.stop - first] for values in found)
+        given = (np.resize(draws[part], (batch, draws.shape[1])), np.resize(keys[part], (batch, 2)))
+        found, drawn_there, nowhere = program(given, shared)
+        size = part.stop - first
+        drawn[part] = drawn_there[:size]
+        failed[part] = (found.failed | found.bent | nowhere)[:size].any(axis=1)
     return drawn, failed
 
 
-class Noise(NamedTuple):
-    """Randomness of the steps of every cell: what is proposed, and whether it is taken."""
-
-    t: Float[Any, "draw step cell a"]
-    log_uniform: Float[Any, "draw step cell"]
-
-
-def _noise(rng: np.random.Generator, draws: int, structure: Structure) -> Noise:
-    """Standard t vectors and logs of uniform numbers."""
-    shape, dimensions = (draws, STEPS, len(structure)), int(structure.sizes.max())
-    scale = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, shape))
-    t = rng.normal(size=(*shape, dimensions)) * scale[..., None]
-    return Noise(t, -rng.exponential(size=shape))
-
-
-def _conditional_program(model: Model, structure: Structure) -> tuple[Any, int]:
-    together, batch = _together(model), draws_of_a_call(model)
-
-    def draw(given: tuple[Array, Noise], _: tuple[()]) -> tuple[Array, Array]:
-        cells = _Cells(model, structure, jnp.ones(model.n_obs, bool), bent=False)
-        chunks = jax.tree.map(lambda a: a.reshape(-1, together, *a.shape[1:]), given)
-
-        def of_chunk(chunk: tuple[Array, Noise]) -> tuple[Array, Array]:
-            q, noise = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), chunk)
-            drawn, failed = cells.conditional(q, noise)
-            return drawn.T, failed.any(axis=0)
-
-        drawn, failed = jax.lax.map(of_chunk, chunks)
-        return drawn.reshape(-1, model.dimension), failed.ravel()
-
-    shapes = (np.zeros((batch, model.dimension)), _noise_shapes(batch, structure))
-    return compiled(model, ("conditional", structure.digest), draw, shapes, ()), batch
-
-
-def _noise_shapes(draws: int, structure: Structure) -> Noise:
-    shape, dimensions = (draws, STEPS, len(structure)), int(structure.sizes.max())
-    return Noise(*(jax.ShapeDtypeStruct(s, float) for s in ((*shape, dimensions), shape)))
+def _no_nodes(structure: Structure) -> Rule:
+    dimensions = int(structure.sizes.max())
+    return rule(RULES[dimensions][0], dimensions)._replace(real=np.int32(0))
 
 
 def draws_of_a_call(model: Model) -> int:
@@ -202,22 +156,68 @@ def _together(model: Model) -> int:
 
 
 def _program(model: Model, structure: Structure, derived: Derived, bent: bool) -> tuple[Any, int]:
-    """The program of :func:`log_integrals`, and the number of draws of a call."""
+    """The program of integrals and of coordinates, and the number of draws of a call.
+
+    One program, since most of it, to be compiled too, is the search for the modes.
+    """
     together, batch = _together(model), draws_of_a_call(model)
     dimensions = int(structure.sizes.max())
 
-    def integrate(draws: Array, shared: tuple[Array, Rule, Derived]) -> tuple[Array, ...]:
-        cells = _Cells(model, structure, shared[0], bent)
-        chunks = draws.reshape(-1, together, draws.shape[1])
-        parts = jax.lax.map(lambda chunk: cells.integrals(chunk.T, *shared[1:]), chunks)
-        return tuple(jnp.moveaxis(part, -1, 1).reshape(len(draws), -1) for part in parts)
+    def integrate(given: tuple[Array, Array], shared: tuple[Array, Rule, Derived, Array]) -> Any:
+        cells = Cells(model, structure, shared[0], bent)
+        chunks = jax.tree.map(lambda a: a.reshape(-1, together, a.shape[1]), given)
+        parts = jax.lax.map(lambda chunk: cells.at(chunk[0].T, chunk[1].T, *shared[1:]), chunks)
+        return jax.tree.map(
+            lambda part: jnp.moveaxis(part, -1, 1).reshape(batch // lanes(), -1), parts
+        )
 
     what = ("cells", structure.digest, bent)
-    shared = (np.zeros(model.n_obs, bool), rule(RULES[dimensions][0], dimensions), derived)
-    return compiled(model, what, integrate, np.zeros((batch, model.dimension)), shared), batch
+    rows = np.zeros(model.n_obs, bool)
+    shared = (rows, rule(RULES[dimensions][0], dimensions), derived, np.int32(0))
+    given = (np.zeros((batch, model.dimension)), np.zeros((batch, 2), np.uint32))
+    return compiled(model, what, integrate, given, shared), batch
 
 
-class _Cells:
+class Slope(NamedTuple):
+    """Gradient and Hessian block of every cell."""
+
+    gradient: Float[Array, "cell a draw"]
+    hessian: Float[Array, "cell a b draw"]
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """The log prior of every cell, from a place of its own.
+
+    ``far`` gives it anywhere; ``step``, where it has to be integrated, its change between two
+    neighbours.
+    """
+
+    far: Callable[[Array], Array]
+    step: Callable[[Array, Array], Array] | None = None
+
+    def at(self, u: Array, before: tuple[Array, Array]) -> Array:
+        """The log prior at a node, given that of its neighbour."""
+        return self.far(u) if self.step is None else before[1] + self.step(before[0], u)
+
+
+class _Place(NamedTuple):
+    """Where the integrands of all cells are, their priors, and rows at coordinates of the cells.
+
+    ``rows`` gives the sums over those that are kept of every cell, and all of them.
+    """
+
+    mode: Array
+    factor: Factor
+    prior: _Prior
+    rows: Callable[[Array], tuple[Array, Array]]
+
+    def at(self, x: Array) -> Array:
+        """Coordinates that are ``x`` sds from the modes."""
+        return self.mode + solve_upper(self.factor, x)
+
+
+class Cells:
     """All cells of a model at a few draws side by side; the last axis of all arrays is the draw."""
 
     def __init__(self, model: Model, structure: Structure, keep: Array, bent: bool):
@@ -251,91 +251,132 @@ class _Cells:
         """Log density of every row."""
         return jax.vmap(self.model.flat_log_likelihood, -1, -1)(q)
 
-    def prior_gradient(self, q: Array) -> Array:
-        """Gradient of the log prior by the cells' coordinates."""
-        return self.take(jax.vmap(jax.grad(self.model.flat_log_prior), -1, -1)(q))
+    def prior(self, q: Array) -> tuple[Array, Array]:
+        """Log prior, and its gradient by the cells' coordinates."""
+        value, gradient = jax.vmap(jax.value_and_grad(self.model.flat_log_prior), -1, -1)(q)
+        return value, self.take(gradient)
 
-    def prior_slope(self, q: Array) -> tuple[Array, Array]:
-        """Gradient and Hessian blocks of the log prior."""
-        return self._slope(q, self.model.flat_log_prior)
+    def slopes(self, q: Array) -> tuple[Slope, Slope]:
+        """Gradient and Hessian blocks of the log prior, and of it with the rows that are kept."""
 
-    def slope(self, q: Array) -> tuple[Array, Array]:
-        """Gradient and Hessian blocks of the log prior and the rows that are kept."""
-        return self._slope(q, lambda flat: masked_log_density(self.model, flat, self.keep)[0])
+        def gradients(flat: Array) -> tuple[Array, Array]:
+            return jax.grad(self.model.flat_log_prior)(flat), jax.grad(self._kept)(flat)
 
-    def _slope(self, q: Array, density: Callable[[Array], Array]) -> tuple[Array, Array]:
-        def one(flat: Array) -> tuple[Array, Array]:
-            gradient, change = jax.linearize(jax.grad(density), flat)
-            return gradient, jax.vmap(change)(jnp.asarray(self.along))
+        def one(flat: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+            found, change = jax.linearize(gradients, flat)
+            return found, jax.vmap(change)(jnp.asarray(self.along))
 
-        gradient, change = jax.vmap(one, -1, -1)(q)
+        found, changes = jax.vmap(one, -1, -1)(q)
+        prior, rows = (
+            Slope(self.take(gradient), self._blocks(change))
+            for gradient, change in zip(found, changes, strict=True)
+        )
+        return prior, jax.tree.map(jnp.add, prior, rows)
+
+    def _kept(self, flat: Array) -> Array:
+        """Log density of the rows that are kept."""
+        return jnp.where(self.keep, self.model.flat_log_likelihood(flat), 0.0).sum()
+
+    def _blocks(self, change: Array) -> Array:
         columns = [self.take(change[a]) for a in range(self.dimensions)]
-        return self.take(gradient), jnp.stack(columns, axis=2)
+        return jnp.stack(columns, axis=2)
 
     # ------------------------------------------------ integrals
 
-    def integrals(self, q: Array, nodes: Rule, derived: Derived) -> tuple[Array, ...]:
-        """log Z of what is kept and of derived sets, and what may be wrong with them."""
-        mode, factor, found = self._mode(q, self.take(q))
-        q, prior, empty, bent = self._prior(q, mode, factor)
-        height = jax.vmap(self.model.flat_log_prior, -1, -1)(q)[None]
-        many = (len(derived.cell), q.shape[-1])
+    def at(
+        self, q: Array, keys: Array, nodes: Rule, derived: Derived, steps: Array
+    ) -> tuple[Integrals, Array, Array]:
+        """Integrals, positions with the cells drawn given the globals, and whether any was.
 
-        def add(k: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-            x = nodes.nodes[k]
-            u = mode + _solve_upper(factor, x[None, :, None])
+        ``nodes`` of the rule for the integrals, ``steps`` for the coordinates; either may be none.
+        """
+        mode, factor, found, slope = self._mode(q, self.take(q))
+        q, height, prior, empty, bent = self._prior(q, mode, factor, slope)
+
+        def rows_at(u: Array) -> tuple[Array, Array]:
             rows = self.rows(self.place(q, u))
             kept = jnp.where(self.keep[:, None], rows, 0.0)
-            value = _by_owner(kept, self.row_cell, self.count + 1)[:-1] + prior(u)
-            value += nodes.log_weight[k] + 0.5 * (x**2).sum()
+            return by_owner(kept, self.row_cell, self.count + 1)[:-1], rows
+
+        place = _Place(mode, factor, prior, rows_at)
+        own, theirs, invalid = self._sums(place, nodes, derived)
+        u, nowhere = self._moved(place, keys, steps)
+        volume = log_volume(factor)
+        theirs = theirs + volume[derived.cell]
+        integrals = Integrals(own + volume, empty, theirs, invalid | ~found, bent, height[None])
+        return integrals, self.place(q, u), nowhere
+
+    def _sums(self, place: _Place, nodes: Rule, derived: Derived) -> tuple[Array, Array, Array]:
+        """Log sums over the nodes, of what is kept and of derived sets, and where they are none."""
+        many = (len(derived.cell), place.mode.shape[-1])
+
+        def add(k: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+            sums, before = state
+            x, u = nodes.nodes[k], place.at(nodes.nodes[k][None, :, None])
+            height = place.prior.at(u, before)
+            value, rows = place.rows(u)
+            value += height + nodes.log_weight[k] + 0.5 * (x**2).sum()
             sign = derived.sign[:, None]
             changes = jnp.where(sign == 0.0, 0.0, sign * rows[derived.row])
-            theirs = value[derived.cell] + _by_owner(changes, derived.owner, many[0])
+            theirs = value[derived.cell] + by_owner(changes, derived.owner, many[0])
             # a row of density zero cannot be taken away again
             invalid = sums[2] | jnp.isnan(value), sums[3] | jnp.isnan(theirs)
-            return _log_add(sums[0], value), _log_add(sums[1], theirs), *invalid
+            added = log_add(sums[0], value), log_add(sums[1], theirs), *invalid
+            return added, (u, height)
 
-        nothing = jnp.full((self.count, q.shape[-1]), -jnp.inf)
+        nothing = jnp.full((self.count, place.mode.shape[-1]), -jnp.inf)
         begin = (nothing, jnp.full(many, -jnp.inf), nothing > 0, jnp.zeros(many, bool))
-        own, theirs, invalid, lost = jax.lax.fori_loop(0, nodes.real, add, begin)
-        invalid |= _by_owner(jnp.where(lost, 1.0, 0.0), derived.cell, self.count) > 0
-        volume = _log_volume(factor)
-        derived_sums = theirs + volume[derived.cell]
-        return own + volume, empty, derived_sums, invalid | ~found, bent, height
+        first = place.at(nodes.nodes[0][None, :, None])
+        state = begin, (first, place.prior.far(first))
+        (own, theirs, invalid, lost), _ = jax.lax.fori_loop(0, nodes.real, add, state)
+        invalid |= by_owner(jnp.where(lost, 1.0, 0.0), derived.cell, self.count) > 0
+        return own, theirs, invalid
 
-    def conditional(self, q: Array, noise: Noise) -> tuple[Array, Array]:
-        """Positions with the cells drawn given the globals, and where no mode was found."""
-        mode, factor, found = self._mode(q, self.take(q))
-        q, prior, _, bent = self._prior(q, mode, factor)
-        tails = 0.5 * (_FREEDOM + self.dimensions)
+    def _moved(self, place: _Place, keys: Array, steps: Array) -> tuple[Array, Array]:
+        """Coordinates after Metropolis steps from t densities at the modes, and where none is."""
+        tails = 0.5 * (4.0 + self.dimensions)
 
         def move(step: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            x = noise.t[step]
-            u = mode + _solve_upper(factor, x)
-            rows = jnp.where(self.keep[:, None], self.rows(self.place(q, u)), 0.0)
-            target = _by_owner(rows, self.row_cell, self.count + 1)[:-1] + prior(u)
-            ratio = target + tails * jnp.log1p((x**2).sum(axis=1) / _FREEDOM)
-            accepted = noise.log_uniform[step] < ratio - state[1]
+            x, log_uniform = self._noise(keys, step)
+            u = place.at(x)
+            value = place.rows(u)[0] + place.prior.far(u)
+            ratio = value + tails * jnp.log1p((x**2).sum(axis=1) / 4.0)
+            accepted = log_uniform < ratio - state[1]
             return _choose(accepted, u, state[0]), jnp.where(accepted, ratio, state[1])
 
-        nowhere = jnp.full(mode[:, 0].shape, -jnp.inf)
-        u, ratio = jax.lax.fori_loop(0, STEPS, move, (mode, nowhere))
-        failed = ~found | bent | ~jnp.isfinite(ratio)
-        return self.place(q, u), failed
+        nowhere = jnp.full(place.mode[:, 0].shape, -jnp.inf)
+        u, ratio = jax.lax.fori_loop(0, steps, move, (place.mode, nowhere))
+        return u, ~jnp.isfinite(ratio)
 
-    def _mode(self, q: Array, start: Array) -> tuple[Array, _Factor, Array]:
+    def _noise(self, keys: Array, step: Array) -> tuple[Array, Array]:
+        """Standard t vectors with 4 degrees of freedom, and logs of uniform numbers.
+
+        Twice the sum of two exponential numbers is chi-square with 4 degrees of freedom.
+        """
+        size = self.dimensions + 3
+
+        def of_draw(key: Array) -> Array:
+            return random_words(key, step, self.count * size).reshape(size, self.count)
+
+        uniform = uniforms(jax.vmap(of_draw, -1, -1)(keys))
+        normal, rest = normals(uniform[:-3]), log_uniforms(uniform[-3:])
+        t = normal * jnp.sqrt(-2.0 / (rest[0] + rest[1]))
+        return jnp.moveaxis(t, 0, 1), rest[2]
+
+    def _mode(self, q: Array, start: Array) -> tuple[Array, Factor, Array, Slope]:
         """Mode of every cell's integrand by Newton steps, the factor of its curvature there.
 
-        A step is taken where the slope along it at its end is no steeper downhill than it was
-        uphill at its beginning, so that the density has not fallen; else a third of it is tried.
+        And where it was found, and the slope of the prior there. A step is taken where the slope
+        along it at its end is no steeper downhill than it was uphill at its beginning, so that the
+        density has not fallen; else a third of it is tried.
         """
 
-        def at(u: Array) -> tuple[Array, _Factor, Array]:
-            gradient, hessian = self.slope(self.place(q, u))
-            return gradient, *_cholesky(self._padded(-hessian))
+        def at(u: Array) -> tuple[Array, Factor, Array, Slope]:
+            prior, whole = self.slopes(self.place(q, u))
+            return whole.gradient, *cholesky(self._padded(-whole.hessian)), prior
 
-        def step_from(here: tuple[Array, _Factor, Array]) -> tuple[Array, Array]:
-            step = _solve_upper(here[1], _solve_lower(here[1], here[0]))
+        def step_from(here: tuple[Any, ...]) -> tuple[Array, Array]:
+            step = solve_upper(here[1], solve_lower(here[1], here[0]))
             return step, (here[0] * step).sum(axis=1)
 
         def move(state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -344,6 +385,8 @@ class _Cells:
             end = u + share[:, None] * step
             there = at(end)
             good = (there[0] * step).sum(axis=1) >= -jnp.maximum(uphill, _NEWTON_DONE)
+            # a draw whose cells are all done stays, so that it does not matter which are beside it
+            good &= ~(uphill <= _NEWTON_DONE).all(axis=0)
             good |= count == 0
             here = jax.tree.map(lambda old, new: _choose(good, new, old), here, there)
             share = jnp.where(good, jnp.minimum(3.0 * share, 1.0), share / 3.0)
@@ -354,11 +397,12 @@ class _Cells:
             return (state[0] < NEWTON_STEPS) & ((state[0] == 0) | ~done)
 
         # nothing is known before the first step, which goes nowhere
-        one = jnp.ones(start[:, 0].shape)
+        one, flat = jnp.ones(start[:, 0].shape), jnp.zeros_like(start)
         factor = tuple(tuple(one for _ in range(a + 1)) for a in range(self.dimensions))
-        begin = (0, start, one, (jnp.zeros_like(start), factor, one > 0))
+        slope = Slope(flat, jnp.repeat(flat[:, :, None], self.dimensions, axis=2))
+        begin = (0, start, one, (flat, factor, one > 0, slope))
         _, u, _, here = jax.lax.while_loop(unfinished, move, begin)
-        return u, here[1], here[2] & (step_from(here)[1] < _NEWTON_FOUND)
+        return u, here[1], here[2] & (step_from(here)[1] < _NEWTON_FOUND), here[3]
 
     def _padded(self, blocks: Array) -> Array:
         """Blocks with ones on the diagonal where a cell has fewer coordinates than others."""
@@ -366,12 +410,13 @@ class _Cells:
         return blocks + extra[..., None]
 
     def _prior(
-        self, q: Array, mode: Array, factor: _Factor
-    ) -> tuple[Array, Callable[[Array], Array], Array, Array]:
-        """Positions, the change of every cell's log prior from there, log Z of no rows, the bent.
+        self, q: Array, mode: Array, factor: Factor, slope: Slope
+    ) -> tuple[Array, Array, _Prior, Array, Array]:
+        """Positions, the log prior there, every cell's change from there, log Z of no rows, bent.
 
         The cells of the positions are at the modes of their priors: far from them changes are large
-        numbers that cancel. Its integral is that of a normal density, where its gradient is linear.
+        numbers that cancel. Its integral is that of a normal density, where its gradient is linear:
+        ``slope``, which is that at ``mode``, then tells its curvature everywhere.
         """
         # a cell has no prior in the coordinates that it does not have but a standard normal one
         missing = ~self.real[..., None]
@@ -379,31 +424,53 @@ class _Cells:
         def extra(u: Array) -> Array:
             return -0.5 * jnp.where(missing, u**2, 0.0).sum(axis=1)
 
-        start = self.take(q)
+        drawn, start = q, self.take(q)
         if self.bent:
-            unknown = jnp.full(mode[:, 0].shape, jnp.nan)
-            return q, lambda u: self._line(q, start, u) + extra(u), unknown, unknown > 0
-        gradient, hessian = self.prior_slope(q)
-        own, definite = _cholesky(self._padded(-hessian))
-        centre = start + _solve_upper(own, _solve_lower(own, gradient))
+            unknown, height = jnp.full(mode[:, 0].shape, jnp.nan), self.prior(q)[0]
+            steps = _Prior(
+                lambda u: (
+                    self._way(q, start, mode, _EVEN) + self._way(q, mode, u, _FINE_FIRST) + extra(u)
+                ),
+                lambda u, v: self._line(q, u, v) + extra(v) - extra(u),
+            )
+            return q, height, steps, unknown, unknown > 0
+        hessian = slope.hessian
+        own, definite = cholesky(self._padded(-hessian))
+        centre = mode + solve_upper(own, solve_lower(own, slope.gradient))
         start = jnp.where((definite[:, None] & ~missing), centre, start)
         q = self.place(q, start)
-        gradient = self.prior_gradient(q)
+        # two more places, beside the mode and the draw's own, in the same evaluation
+        aside = mode + solve_upper(factor, jnp.full((1, self.dimensions, 1), 1.7))
+        places = [start, aside, self.take(drawn)]
+        everywhere = jnp.concatenate([self.place(q, u) for u in places], axis=-1)
+        heights, gradients = (jnp.split(v, len(places), axis=-1) for v in self.prior(everywhere))
+        gradient = gradients[0]
 
         def change(u: Array) -> Array:
             away = jnp.where(missing, 0.0, u - start)
             bend = (hessian * away[:, None]).sum(axis=2)
             return (away * (gradient + 0.5 * bend)).sum(axis=1) + extra(u)
 
-        aside = mode + _solve_upper(factor, jnp.full((1, self.dimensions, 1), 1.7))
-        away = jnp.where(missing, 0.0, aside - start)
-        straight = gradient + (hessian * away[:, None]).sum(axis=2)
-        size = jnp.abs(gradient) + jnp.abs(hessian * away[:, None]).sum(axis=2)
-        off = jnp.abs(self.prior_gradient(self.place(q, aside)) - straight)
-        bent = ~(off <= _LINEAR * jnp.maximum(size, 1e-3)).all(axis=1)
-        half = _solve_lower(own, gradient)
-        empty = 0.5 * (half**2).sum(axis=1) + _log_volume(own)
-        return q, change, jnp.where(definite, empty, jnp.nan), bent
+        def linear(u: Array, there: Array) -> Array:
+            """Whether the gradient at ``u`` is what curvature and gradient tell."""
+            away = jnp.where(missing, 0.0, u - start)[:, None]
+            size = jnp.abs(gradient) + jnp.abs(hessian * away).sum(axis=2)
+            off = jnp.abs(there - gradient - (hessian * away).sum(axis=2))
+            return (off <= _LINEAR * jnp.maximum(size, 1e-3)).all(axis=1)
+
+        bent = ~(linear(aside, gradients[1]) & linear(places[2], gradients[2]))
+        half = solve_lower(own, gradient)
+        empty = 0.5 * (half**2).sum(axis=1) + log_volume(own)
+        return q, heights[0], _Prior(change), jnp.where(definite, empty, jnp.nan), bent
+
+    def _way(self, q: Array, start: Array, end: Array, shares: np.ndarray) -> Array:
+        """Change of every cell's log prior over a long way, which ``shares`` divide."""
+        ends, away = jnp.asarray(shares), end - start
+
+        def add(k: Array, total: Array) -> Array:
+            return total + self._line(q, start + ends[k] * away, start + ends[k + 1] * away)
+
+        return jax.lax.fori_loop(0, len(shares) - 1, add, jnp.zeros(start[:, 0].shape))
 
     def _line(self, q: Array, start: Array, end: Array) -> Array:
         """Change of every cell's log prior along a line: its gradient, by Gauss-Legendre."""
@@ -411,7 +478,7 @@ class _Cells:
         away = jnp.where(self.real[..., None], end - start, 0.0)
 
         def add(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
-            gradient = self.prior_gradient(self.place(q, start + point[0] * away))
+            gradient = self.prior(self.place(q, start + point[0] * away))[1]
             return total + point[1] * (gradient * away).sum(axis=1), None
 
         points = (jnp.asarray(0.5 + 0.5 * x), jnp.asarray(0.5 * w))
@@ -421,10 +488,10 @@ class _Cells:
 # ---------------------------------------------------------------- small matrices, sums by owner
 
 # Entries of a lower triangular matrix for every cell and draw, by hand: batched LAPACK is slow.
-_Factor = tuple[tuple[Array, ...], ...]
+Factor = tuple[tuple[Array, ...], ...]
 
 
-def _cholesky(matrix: Float[Array, "cell D D draw"]) -> tuple[_Factor, Bool[Array, "cell draw"]]:
+def cholesky(matrix: Float[Array, "cell D D draw"]) -> tuple[Factor, Bool[Array, "cell draw"]]:
     """Lower Cholesky factors, and whether the matrix was positive definite.
 
     Where it was not, the factor is that of the diagonal's absolute values, which Newton steps can
@@ -451,7 +518,7 @@ def _cholesky(matrix: Float[Array, "cell D D draw"]) -> tuple[_Factor, Bool[Arra
     return chosen, definite
 
 
-def _solve_lower(factor: _Factor, right: Array) -> Float[Array, "cell D draw"]:
+def solve_lower(factor: Factor, right: Array) -> Float[Array, "cell D draw"]:
     """Solution x of L x = right."""
     done: list[Array] = []
     for a, line in enumerate(factor):
@@ -460,7 +527,7 @@ def _solve_lower(factor: _Factor, right: Array) -> Float[Array, "cell D draw"]:
     return jnp.stack(done, axis=1)
 
 
-def _solve_upper(factor: _Factor, right: Array) -> Float[Array, "cell D draw"]:
+def solve_upper(factor: Factor, right: Array) -> Float[Array, "cell D draw"]:
     """Solution x of L^T x = right."""
     size = len(factor)
     done: dict[int, Array] = {}
@@ -470,24 +537,24 @@ def _solve_upper(factor: _Factor, right: Array) -> Float[Array, "cell D draw"]:
     return jnp.stack([done[a] for a in range(size)], axis=1)
 
 
-def _log_volume(factor: _Factor) -> Float[Array, "cell draw"]:
+def log_volume(factor: Factor) -> Float[Array, "cell draw"]:
     """Log integral of exp(-u^T L L^T u / 2)."""
     diagonal = [line[-1] for line in factor]
     return 0.5 * len(factor) * np.log(2 * np.pi) - sum(jnp.log(entry) for entry in diagonal)
 
 
 def _choose(which: Bool[Array, "cell draw"], one: Array, two: Array) -> Array:
-    if one.ndim > which.ndim:
-        which = which[:, None]
-    return jnp.where(which, one, two)
+    between = tuple(range(1, one.ndim - 1))
+    return jnp.where(jnp.expand_dims(which, between), one, two)
 
 
-def _by_owner(values: Float[Array, "entry draw"], owner: Any, count: int) -> Array:
+def by_owner(values: Float[Array, "entry draw"], owner: Any, count: int) -> Array:
+    """Sums of the values of each owner."""
     # over contiguous draws a scatter is as fast as the memory
     return jax.ops.segment_sum(values, owner, count)
 
 
-def _log_add(total: Array, value: Array) -> Array:
+def log_add(total: Array, value: Array) -> Array:
     """log(exp(total) + exp(value)); values that are no number count nothing."""
     value = jnp.where(jnp.isnan(value), -jnp.inf, value)
     top = jnp.maximum(total, value)

@@ -21,6 +21,8 @@ from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import owners
 from foldwise.models.evaluate import joints_at
 from foldwise.models.model import Model
+from foldwise.scores.cell_sets import Values, needs_of
+from foldwise.scores.marginal_model import MarginalModel
 
 
 class GivenTraining(NamedTuple):
@@ -35,6 +37,8 @@ def given_training(
     model: Model, folds: Folds, positions: Float[np.ndarray, "draw d"], by_row: bool = False
 ) -> GivenTraining:
     """Log densities of the rows of each fold at all draws; ``by_row``: of each test row too."""
+    if isinstance(model, MarginalModel):
+        return _given_cells(model, folds, positions)
     every = np.arange(len(folds))
     train = folds.train_mask(every)
     fold = owners(folds.test_start)
@@ -53,3 +57,17 @@ def given_training(
         one[np.arange(len(fold)), folds.test_rows] = True
         rows = joints_at(model, positions, one) - seen[fold]
     return GivenTraining(left_out, tested, rows)
+
+
+def _given_cells(
+    model: MarginalModel, folds: Folds, positions: Float[np.ndarray, "draw g"]
+) -> GivenTraining:
+    """The same where what depends on each other are rows of one cell."""
+    needs = needs_of(model.structure, folds, by_row=False)
+    placed = model.placed(positions)
+    values = Values(model.base, model.structure, needs, placed)
+    left_out, tested = (np.empty((len(folds), len(positions))) for _ in range(2))
+    for part, found in values.at(placed):
+        with np.errstate(invalid="ignore"):
+            left_out[:, part], tested[:, part] = needs.left_out @ found, needs.tested @ found
+    return GivenTraining(left_out, tested, None)

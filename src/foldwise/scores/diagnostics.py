@@ -42,6 +42,8 @@ DRIFT = 3.2
 BATCH_TIMES = 4.0
 # A variance from fewer batches in each of four chains is itself too uncertain.
 LEAST_BATCHES = 4
+# Share of a sum of squares that is no more than the rounding of some thousand terms.
+_ROUNDING = 1e-13
 # Far below the 0.8 that step sizes adapt to: they have not fitted the fold.
 ACCEPTANCE_LIMIT = 0.5
 
@@ -88,6 +90,25 @@ ADVICE = {
     "fit not settled": "the full-data fit, from which the chains start, has not converged: mend "
     "that first",
 }
+
+
+# Statuses of folds whose chains move badly, or that lean on such folds.
+HAMPERED = (
+    "stuck chain",
+    "chains disagree",
+    "not settled",
+    "too slow",
+    "divergent",
+    "partner in trouble",
+    "others in trouble",
+)
+# What to say where most folds are hampered, and leave out the future of parameters in a chain.
+RANDOM_WALK = (
+    "most folds leave out the future, and the prior ties parameters of that future to each other, "
+    "as in a random walk, which chains follow slowly: make the walk's innovations the parameters "
+    "(the non-centred form), or integrate the walk out by a Kalman filter as joint_log_likelihood "
+    "(docs/dependent.md)"
+)
 
 
 def batch_means_variance(
@@ -222,6 +243,19 @@ def joined_blocks(
     return np.minimum(wanted, most).astype(np.int64)
 
 
+def effective_draws(
+    spread: Float[np.ndarray, " ..."], variance: Float[np.ndarray, " ..."], draws: int
+) -> Float[np.ndarray, " ..."]:
+    """Draws that, were they independent, would give a mean this variance; all, if none varies.
+
+    ``spread`` is the variance of one draw. NaN where the mean's variance alone is zero.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = spread / variance
+    constant = (spread == 0) & (variance == 0)
+    return np.where(variance > 0, found, np.where(constant, float(draws), np.nan))
+
+
 def block_means(
     series: Float[np.ndarray, "... chain draw"], length: int
 ) -> Float[np.ndarray, "... chain block"]:
@@ -303,9 +337,10 @@ class Mixing:
 
 
 def fold_rhat(sums: RunningSums) -> Float[np.ndarray, " fold"]:
-    """R-hat of each fold's log score, from block sums."""
+    """R-hat of each fold's log score, from block sums; one where it depends on no parameter."""
     kept = _filled(sums)
-    return rhat(kept.total.sum(axis=-1), kept.square.sum(axis=-1), int(kept.counts.sum()))
+    found = rhat(kept.total.sum(axis=-1), kept.square.sum(axis=-1), int(kept.counts.sum()))
+    return np.where(score_constant(sums), 1.0, found)
 
 
 def mixing(sums: RunningSums, seed: int) -> Mixing:
@@ -321,7 +356,7 @@ def mixing(sums: RunningSums, seed: int) -> Mixing:
     edges = np.unique(np.arange(SHUFFLE_BLOCKS) * len(counts) // SHUFFLE_BLOCKS)
     position_total = np.add.reduceat(total, edges, axis=-1)
     position_square = np.add.reduceat(square, edges, axis=-1).sum(axis=-1)
-    usable = np.isfinite(by_fold)
+    usable = np.isfinite(by_fold) & ~score_constant(sums)
     benchmark = _shuffled_maxima(position_total[usable], position_square[usable], draws, seed)
     return Mixing(by_fold, benchmark, draws)
 
@@ -376,14 +411,25 @@ def pareto_k(largest: Float[np.ndarray, "fold tail"], draws: int) -> Float[np.nd
     return found
 
 
-def chain_stuck(sums: RunningSums, moves: Int[np.ndarray, "fold chain"]) -> np.ndarray:
-    """Whether a fold has a chain that never moved, or whose score never changed."""
+def chain_stuck(watch: Watch, moves: Int[np.ndarray, "fold chain"]) -> np.ndarray:
+    """Whether a fold has a chain whose position never moved.
+
+    No proposal was accepted, or all blocks of draws have the same mean in every direction, to the
+    rounding of a sum.
+    """
+    means = watch.means
+    rounding = _ROUNDING * (np.abs(means) + np.sqrt(watch.variance)[:, None, None])
+    still = (np.abs(means - means[:, :, :1]) <= rounding).all(axis=(2, 3)) & (means.shape[2] > 1)
+    return ((moves == 0) | still).any(axis=1)
+
+
+def score_constant(sums: RunningSums) -> Bool[np.ndarray, " fold"]:
+    """Folds whose log score is the same at every draw, to rounding: it depends on no parameter."""
     kept = _filled(sums)
-    total, square, draws = kept.total.sum(axis=-1), kept.square.sum(axis=-1), kept.counts.sum()
+    total, square = kept.total.sum(axis=(1, 2)), kept.square.sum(axis=(1, 2))
+    count = int(kept.counts.sum()) * kept.total.shape[1]
     with np.errstate(invalid="ignore"):
-        spread = square - total**2 / draws
-        constant = spread <= 1e-12 * np.maximum(square, 1.0)
-    return ((moves == 0) | constant).any(axis=1)
+        return square - total**2 / count <= _ROUNDING * square
 
 
 def fold_status(conditions: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -28,7 +28,9 @@ def estimate(evidence: Evidence, name: str, estimator: str) -> Estimate:
     outcomes = evidence.outcomes_for(name)
     if contribution is CURVATURE:
         return bridged_curvature(evidence, outcomes, name)
-    counts = np.ones(len(outcomes.observed), int) if contribution.by_row else evidence.folds.n_test
+    counts = np.ones(len(outcomes.observed), int)
+    if not contribution.by_row:
+        counts = evidence.folds.n_test * outcomes.numbers_in_row
     context = Context(outcomes.observed, counts, outcomes.classes)
     value, influence = finish(sample_of(evidence, outcomes, contribution), context)
     found = assembled(evidence, name, value, influence, contribution.by_row)

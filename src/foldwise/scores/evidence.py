@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from foldwise.folds.folds import Folds
+from foldwise.scores.bridge import log_mean_exp
 from foldwise.scores.diagnostics import (
     batch_means_variance,
     joined_blocks,
@@ -25,13 +26,23 @@ class FullData:
 
     ``joint`` is the log density of each fold's test rows at each draw, ``rows`` the log mean
     density of each test row. Draws are those of ``chains`` chains one after another, in batches of
-    ``length`` draws for errors.
+    ``length`` draws for errors. ``given_all`` is the log mean density of each fold's test rows
+    where ``joint`` is not their density but that given the training rows; else None.
     """
 
     joint: Float[np.ndarray, "fold draw"]
     rows: Float[np.ndarray, " row"]
     chains: int
     length: int
+    given_all: Float[np.ndarray, " fold"] | None = None
+
+    @property
+    def score(self) -> Float[np.ndarray, " fold"]:
+        """log p(test rows | all rows) of each fold: the full-data score of the same rows."""
+        if self.given_all is not None:
+            return self.given_all
+        with np.errstate(invalid="ignore"):
+            return log_mean_exp(self.joint)
 
     def level(self, fold: int) -> Level:
         """The full data as the last level on a fold's way."""
@@ -92,19 +103,25 @@ class Pace:
 class Outcomes:
     """What other rules than the log score know of the test rows.
 
-    ``observed`` is the value of each test row, ``classes`` those that may occur. ``contributions``
+    ``observed`` is the value of each test row, on a second axis the numbers of it where it has
+    several, ``classes`` those that may occur. ``contributions``
     are block sums of what each draw contributes, ``replicate`` the stored predictive draws of each
     test row, ``full_curvature`` the full-data draws' side of the Hyvarinen score; the last two are
     None where no rule needs them.
     """
 
-    observed: Float[np.ndarray, " row"]
+    observed: Float[np.ndarray, "row ..."]
     classes: Float[np.ndarray, " class"]
     contributions: dict[str, BlockSums] = field(default_factory=dict)
-    replicate: Float[np.ndarray, "row chain draw"] | None = None
+    replicate: Float[np.ndarray, "row chain draw ..."] | None = None
     full_curvature: FullCurvature | None = None
 
-    def stored(self) -> Float[np.ndarray, "row chain draw"]:
+    @property
+    def numbers_in_row(self) -> int:
+        """How many numbers each row has."""
+        return int(np.prod(self.observed.shape[1:]))
+
+    def stored(self) -> Float[np.ndarray, "row chain draw ..."]:
         """The stored predictive draws."""
         if self.replicate is None:
             raise ValueError("this score needs stored predictive draws, but the run kept none")
@@ -256,7 +273,7 @@ def _first_outcomes(outcomes: Outcomes, draws: int, blocks: int) -> Outcomes:
         for name, kept in outcomes.contributions.items()
         if blocks
     }
-    kept = None if outcomes.replicate is None else outcomes.replicate[..., :draws]
+    kept = None if outcomes.replicate is None else outcomes.replicate[:, :, :draws]
     return replace(outcomes, contributions=contributions, replicate=kept)
 
 

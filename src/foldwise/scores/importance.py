@@ -13,6 +13,7 @@ of A is added and half of that of B taken away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -26,24 +27,22 @@ from foldwise.folds.ragged import in_pieces, owners
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
-from foldwise.scores.cell_sets import Needs, Values, needs_of
-from foldwise.scores.dependent import given_training
+from foldwise.scores.at_draws import Asked, Evaluated, evaluated, nothing_known
 from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT
 from foldwise.scores.needs import classes_of, emitted
 from foldwise.scores.rules import LOG_SCORES
 from foldwise.scores.weighing import (
     FullSample,
-    Predictions,
     Scored,
     Weighed,
     Weights,
     arrays_held,
     calibration,
-    predictions,
     weighed,
 )
-from foldwise.support.keeping import Keeper, keeper
+from foldwise.support.keeping import Finished, Keeper, keeper
 from foldwise.support.memory import most_values
+from foldwise.support.workers import Job, Members, Workers, halved, in_turn
 
 _NO_DRAWS = FullSample(np.zeros((0, 0)), 1, 1)
 # Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each),
@@ -53,6 +52,8 @@ VALUES, VALUES_SHARE = 2**25, 0.06
 _BLOCK_VALUES = 2**20
 # The share of draws that weights must be worth as equal ones.
 _EVEN = 0.4
+# Relative differences that are no more than rounding.
+_ROUNDING = 1e-13
 # How much farther than the draws, and from how many of them, rows of density zero are looked for.
 _WIDER, _WIDER_DRAWS = 2.0, 200
 
@@ -120,13 +121,13 @@ def by_importance(
     scores: tuple[str, ...],
     everything: bool,
     seed: int = 0,
-    excess: Float[np.ndarray, " draw"] | None = None,
+    advance: Callable[[int], None] = lambda values: None,
 ) -> Importance:
     """Scores of the folds from full-data draws; other than log scores only without cells.
 
     ``everything`` asks for all folds; else only those are used for which the weights and integrals
-    can be relied on. ``seed`` is that of simulated values. Draws of another density than the
-    full-data posterior have an ``excess``: the log of the posterior's over theirs.
+    can be relied on. ``seed`` is that of simulated values. ``advance`` is told how many numbers are
+    known of all folds times all draws.
     """
     positions = draws.positions
     classes = classes_of(model, scores, positions)
@@ -135,90 +136,88 @@ def by_importance(
     held = emit.by_row + arrays_held(emit)
     sizes = 1 + (held * folds.n_test if held else np.zeros(len(folds), np.int64))
 
-    def scored(piece: Int[np.ndarray, " fold"]) -> list[Importance]:
+    def scored(piece: Int[np.ndarray, " fold"], stages: list[Finished]) -> list[Importance]:
         """Records of some folds, block by block, without the draws, which all share."""
         some = folds[piece]
-        if model.joint_log_likelihood is None:
-            needs = needs_of(structure, some, emit.by_row)
-            values = Values(model, structure, needs, positions)
-            found = _evaluate(values, needs, some, draws, impossible)
+        asked = Asked.of(model, structure, some, positions, emit, seed)
+        if asked.hopeless and not everything:
+            found = nothing_known(asked, len(positions))  # all get chains
         else:
-            found = _evaluate_jointly(model, some, positions, emit.by_row)
-        if excess is not None:
-            found = found._replace(left_out=found.left_out - excess)
-        if arrays_held(emit):
-            given = predictions(model, emit, classes, some, draws, seed)
-            found = found._replace(predictions=given)
-        blocks = in_pieces(sizes[piece], _BLOCK_VALUES // len(positions))
-        records = (
-            _block(found.of(block, some), some[block], draws, structure, scores, everything)
-            for block in blocks
-        )
-        return [replace(record, draws=_NO_DRAWS) for record in records]
+            found = evaluated(asked, classes, draws, impossible, stages[0], advance)
+        how = _How(draws._replace(positions=positions[:, :0]), structure, scores, everything, some)
+        return _blocks(how, found, sizes[piece], stages[1])
 
-    parts, keeps = list[Importance](), keeper() if excess is None else Keeper()
+    parts, keeps = list[Importance](), keeper() if draws.excess is None else Keeper()
     for piece in in_pieces(sizes, most_values(VALUES, VALUES_SHARE) // len(positions)):
-        parts += keeps.made("weights", partial(scored, piece))
+        stages = [Finished(keeps, "integrals"), Finished(keeps, "smoothed")]
+        parts += keeps.made("weights", partial(scored, piece, stages))
+        for stage in stages:
+            stage.forget()
     return replace(_joined(parts), draws=draws)
 
 
-class _Evaluated(NamedTuple):
-    """m and t of every fold, t of every test row, full-data scores, and folds in doubt."""
+class _How(NamedTuple):
+    """How folds are scored from what was evaluated of them; of the draws their number counts."""
 
-    left_out: Float[np.ndarray, "fold draw"]
-    tested: Float[np.ndarray, "fold draw"]
-    rows: Float[np.ndarray, "row draw"] | None
-    full_folds: Float[np.ndarray, " fold"]
-    full_rows: Float[np.ndarray, " row"]
-    cut_off: Bool[np.ndarray, " fold"]
-    unsettled: Bool[np.ndarray, " fold"]
-    predictions: Predictions | None = None
-
-    def of(self, block: Int[np.ndarray, " fold"], folds: Folds) -> _Evaluated:
-        """The same of some folds that follow one another."""
-        members = slice(block[0], block[-1] + 1)
-        entries = slice(folds.test_start[block[0]], folds.test_start[block[-1] + 1])
-        return _Evaluated(
-            self.left_out[members],
-            self.tested[members],
-            None if self.rows is None else self.rows[entries],
-            self.full_folds[members],
-            self.full_rows[entries],
-            self.cut_off[members],
-            self.unsettled[members],
-            None if self.predictions is None else self.predictions.of(entries),
-        )
+    draws: FullSample
+    structure: Structure
+    scores: tuple[str, ...]
+    everything: bool
+    folds: Folds
 
 
-def _block(
-    found: _Evaluated,
-    folds: Folds,
-    draws: FullSample,
-    structure: Structure,
-    scores: tuple[str, ...],
-    everything: bool,
-) -> Importance:
+def _blocks(
+    how: _How, found: Evaluated, sizes: Int[np.ndarray, " fold"], finished: Finished
+) -> list[Importance]:
+    """Records of blocks of consecutive folds, in order, which ``finished`` keeps."""
+    most = _BLOCK_VALUES // len(how.draws.positions)
+
+    def cut(left: Members, by: Workers | None) -> list[Members]:
+        limit = most if by is None else min(most, by.size(int(sizes.sum())))
+        gaps = np.flatnonzero(np.diff(left) > 1) + 1
+        return [
+            some[block] for some in np.split(left, gaps) for block in in_pieces(sizes[some], limit)
+        ]
+
+    def parcel(block: Members) -> tuple[Members, Evaluated]:
+        return block, found.of(block, how.folds)
+
+    job = Job(_block, how, parcel, halved, lambda block: f"{len(block)} folds")
+    records: dict[int, Importance] = {}
+    for block, record in in_turn(job, np.arange(len(how.folds)), cut, finished):
+        if record is None:
+            lost = found.of(block, how.folds)
+            lost.left_out[:] = np.nan
+            record = _block(how, (block, lost))
+        records[int(block[0])] = record
+    return [records[first] for first in sorted(records)]
+
+
+def _block(how: _How, block: tuple[Members, Evaluated]) -> Importance:
     """Scores of some folds from what was evaluated for them."""
+    (members, found), (draws, structure, scores, everything, every) = block, how
+    folds = every[members]
     weight, k = smoothed(found.left_out)
     with np.errstate(invalid="ignore", over="ignore"):
         weight_ess = 1.0 / (np.exp(weight) ** 2).sum(axis=1)
     joint, influence = _ratio(weight, found.tested, draws)
-    used = np.isfinite(joint.value)
+    finite = np.isfinite(joint.value)
+    used = np.ones(len(folds), bool)
     if not everything:
-        used &= ~uneven(k, weight_ess, len(draws.positions)) & (weight_ess >= ESS_LIMIT)
+        used = finite & ~uneven(k, weight_ess, len(draws.positions)) & (weight_ess >= ESS_LIMIT)
         used &= ~found.cut_off & ~found.unsettled
-    weights = Weights(weight, found.tested, found.rows)
+    weights, counted = Weights(weight, found.tested, found.rows), used & finite
     scored = {}
     for name in scores:
         if name not in LOG_SCORES and found.predictions is not None:
-            scored[name] = weighed(name, found.predictions, folds, draws, weights, used)
+            scored[name] = weighed(name, found.predictions, folds, draws, weights, counted)
         elif name == "log_pointwise" and found.rows is not None:
-            scored[name] = _by_row(weight, found.rows, folds, draws, used)
+            scored[name] = _by_row(weight, found.rows, folds, draws, counted)
         else:
-            scored[name] = Weighed(joint, None, folds.fold_weight[used] @ influence[used])
+            scored[name] = Weighed(joint, None, folds.fold_weight[counted] @ influence[counted])
     given = found.predictions
     return Importance(
-        draws,
+        _NO_DRAWS,
         structure,
         k,
         weight_ess,
@@ -249,68 +248,6 @@ def _impossible_rows(model: Model, draws: FullSample) -> Bool[np.ndarray, " row"
     found = np.zeros(model.n_obs, bool)
     for _, rows in rows_at(model, wider):
         found |= ~np.isfinite(rows).all(axis=0)
-    return found
-
-
-def _evaluate(
-    values: Values,
-    needs: Needs,
-    folds: Folds,
-    draws: FullSample,
-    impossible: Bool[np.ndarray, " row"],
-) -> _Evaluated:
-    """What is needed of some folds, at all draws."""
-    count = len(draws.positions)
-    m = np.empty((len(folds), count))
-    alike = (needs.left_out != needs.tested).nnz == 0
-    t = m if alike else np.empty_like(m)
-    rows = None if needs.by_row is None else np.empty((needs.by_row.shape[0], count))
-    full_folds = np.full(len(folds), -np.inf)
-    full_rows = np.full(len(folds.test_rows), -np.inf)
-    entries = (np.ones(len(folds.test_rows)), folds.test_rows, folds.test_start)
-    test = scipy.sparse.csr_array(entries, (len(folds), folds.n))
-    for part, found in values.at(draws.positions):
-        density = found[values.count :]
-        with np.errstate(invalid="ignore"):
-            m[:, part] = _times(needs.left_out, found)
-            if not alike:
-                t[:, part] = _times(needs.tested, found)
-            if rows is not None and needs.by_row is not None:
-                rows[:, part] = _times(needs.by_row, found)
-            full_folds = np.logaddexp(
-                full_folds, scipy.special.logsumexp(_times(test, density), axis=1)
-            )
-            row_sum = scipy.special.logsumexp(density, axis=1)
-            full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
-    start, left_out = folds.left_out
-    cut_off = np.bincount(owners(start), impossible[left_out], minlength=len(folds)) > 0
-    unsettled = _touched(needs, values.unsettled, folds)
-    full_folds, full_rows = full_folds - np.log(count), full_rows - np.log(count)
-    return _Evaluated(m, t, rows, full_folds, full_rows, cut_off, unsettled)
-
-
-def _evaluate_jointly(
-    model: Model, folds: Folds, positions: Float[np.ndarray, "draw d"], by_row: bool
-) -> _Evaluated:
-    """The same where rows depend on each other; what the full data say of rows is not known."""
-    found = given_training(model, folds, positions, by_row)
-    nothing = np.zeros(len(folds), bool)
-    full = scipy.special.logsumexp(found.tested, axis=1) - np.log(len(positions))
-    unknown = np.full(len(folds.test_rows), np.nan)
-    return _Evaluated(found.left_out, found.tested, found.rows, full, unknown, nothing, nothing)
-
-
-def _times(matrix: scipy.sparse.csr_array, values: np.ndarray) -> np.ndarray:
-    return np.asarray(matrix @ values)
-
-
-def _touched(needs: Needs, unsettled: Bool[np.ndarray, " column"], folds: Folds) -> np.ndarray:
-    """Folds that need an integral that is not settled."""
-    marks = unsettled.astype(float)
-    found = (abs(needs.left_out) @ marks > 0) | (abs(needs.tested) @ marks > 0)
-    if needs.by_row is not None:
-        of_row = abs(needs.by_row) @ marks > 0
-        found |= np.logical_or.reduceat(of_row, folds.test_start[:-1])
     return found
 
 
@@ -348,6 +285,8 @@ def _ratio(
         below = np.exp(weight) * count
         correction = 0.5 * (draws.variance(above) - draws.variance(below))
         above -= below
+        # the same at every draw: what is left is rounding
+        above[np.ptp(t, axis=1) <= _ROUNDING * np.abs(t[:, 0])] = 0.0
         found = Scored(value + correction, draws.variance(above), above.var(axis=1, ddof=1))
     return found, above
 

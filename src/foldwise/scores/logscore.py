@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
 from foldwise.scores import bridge
-from foldwise.scores.diagnostics import ACCEPTANCE_LIMIT, block_means
+from foldwise.scores.diagnostics import ACCEPTANCE_LIMIT, block_means, score_constant
 from foldwise.scores.evidence import (
     Estimate,
     Evidence,
@@ -21,13 +22,30 @@ from foldwise.scores.rungs import Climbed, Level, Way, join
 from foldwise.scores.sums import RowSums, RunningSums
 
 ESTIMATORS = ("auto", "mean", "bridge")
+# Stored draws that are worked on at once.
+_STORED_VALUES = 2**20
+# Densities of full-data draws, times constants of the bridge, that are held at once.
+_BRIDGE_VALUES = 2**22
+# A relative variance that is no more than rounding.
+_ROUNDING = 1e-10
 
 
 def estimate(evidence: Evidence, name: str, estimator: str) -> Estimate:
     """Score ``name`` of every fold: joint (``log``) or summed over rows (``log_pointwise``)."""
     if name == "log_pointwise" and evidence.sums.rows is not None:
-        return _by_row(evidence, evidence.sums.rows)
-    return _joint(evidence, name, estimator)
+        found = _by_row(evidence, evidence.sums.rows)
+    else:
+        found = _joint(evidence, name, estimator)
+    return _without_rounding(evidence, found)
+
+
+def _without_rounding(evidence: Evidence, found: Estimate) -> Estimate:
+    """No error for scores that are the same at every draw; what is found is that of rounding."""
+    same = score_constant(evidence.sums) & np.isfinite(found.variance) & (found.spread < _ROUNDING)
+    variance, spread, noise = (
+        np.where(same, 0.0, part) for part in (found.variance, found.spread, found.noise)
+    )
+    return replace(found, variance=variance, spread=spread, noise=noise)
 
 
 # ---------------------------------------------------------------- joint score
@@ -98,7 +116,7 @@ def _joint(evidence: Evidence, name: str, estimator: str) -> Estimate:
         noise=noise,
         overlap=lap,
         bridged=bridged,
-        full_score=_full_score(evidence),
+        full_score=evidence.full.score,
         weight=weight,
         stranded=stranded,
         unsettled=unsettled,
@@ -122,14 +140,6 @@ def _from_stored(
             above = Level(float(rung.temper[k]), rung.scores[k], float(rung.acceptance[k]))
             way.take(join(way.level, above), above)
     return way.finish(evidence.full.level(fold))
-
-
-def _full_score(evidence: Evidence) -> Float[np.ndarray, " fold"]:
-    """log p(test rows | all rows) of each fold: the full-data score of the same rows."""
-    with np.errstate(invalid="ignore"):
-        return scipy.special.logsumexp(evidence.full.joint, axis=1) - np.log(
-            evidence.full.joint.shape[1]
-        )
 
 
 def _mean_side(sums: RunningSums, now: Standing) -> _Side:
@@ -166,6 +176,27 @@ class _Bridged:
 
 
 def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged:
+    """Bridge estimates, of a few folds at a time."""
+    now, count = evidence.standing, evidence.full.joint.shape[1]
+    nodes = 1 if evidence.sums.grid is None else evidence.sums.grid.nodes.shape[-1]
+    step = max(1, _BRIDGE_VALUES // (nodes * count))
+    passed = np.zeros((now.folds, now.chains, now.full_blocks))
+    influence = np.zeros((now.folds, count))
+    parts = [
+        _bridge_some(evidence, members[first : first + step], passed, influence)
+        for first in range(0, len(members), step)
+    ]
+    chosen, log_r, own, spread, lap, variance = map(np.concatenate, zip(*parts, strict=True))
+    return _Bridged(chosen, log_r, own, spread, lap, variance, passed, influence)
+
+
+def _bridge_some(
+    evidence: Evidence,
+    members: Int[np.ndarray, " member"],
+    passed: Float[np.ndarray, "fold chain block"],
+    full_influence: Float[np.ndarray, "fold draw"],
+) -> tuple[np.ndarray, ...]:
+    """The first fields of ``_Bridged`` for some folds; fills in what is theirs of the last two."""
     sums, now, full = evidence.sums, evidence.standing, evidence.full
     folds = now.folds
     with_full = evidence.partner[members] == folds
@@ -188,13 +219,11 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
 
     mix, inside = _node_weights(nodes, own.log_mean + log_odds[:, None] - log_b)
     mix = mix * inside[:, None]
-    passed = np.zeros((folds, now.chains, now.full_blocks))
     partner_variance = np.zeros(len(members))
     if other_folds.size:
         blocks = np.einsum("kg,kglb->klb", mix[other_folds], theirs.blocks)
         passed[from_folds] = blocks
         partner_variance[other_folds] = evidence.variance_of(blocks, from_folds)
-    full_influence = np.zeros((folds, full.joint.shape[1]))
     for node, terms in enumerate(log_terms):
         relative = np.exp(terms - log_b[with_full, node, None]) - 1.0
         full_influence[members[with_full]] += mix[with_full, node, None] * relative
@@ -205,15 +234,13 @@ def _bridge(evidence: Evidence, members: Int[np.ndarray, " member"]) -> _Bridged
         return np.einsum("kg,kg...->k...", mix, values)
 
     keep = np.flatnonzero(inside)
-    return _Bridged(
+    return (
         members[keep],
         at_root(nodes + own.log_mean - log_b)[keep],
         at_root(own.blocks)[keep],
         at_root(own.spread)[keep],
         at_root(np.minimum(own.overlap, b_overlap))[keep],
         partner_variance[keep],
-        passed,
-        full_influence,
     )
 
 
@@ -254,8 +281,8 @@ def _stored_nodes(
     """The optimal bridge constant of each fold, from stored draws."""
     nodes = np.empty((len(members), 1))
     full = evidence.partner[members] == evidence.standing.folds
-    for group in (np.flatnonzero(full), np.flatnonzero(~full)):
-        if group.size:
+    for every in (np.flatnonzero(full), np.flatnonzero(~full)):
+        for group in _some(every, draws):
             own = draws[members[group], ..., 0].reshape(len(group), -1)
             if full[group[0]]:
                 theirs = evidence.full.joint[members[group]]
@@ -264,6 +291,15 @@ def _stored_nodes(
                 theirs = draws[partner, ..., 1].reshape(len(group), -1)
             nodes[group, 0] = bridge.solve(own, theirs, log_odds[group])
     return nodes
+
+
+def _some(
+    every: Int[np.ndarray, " member"], draws: Float[np.ndarray, "fold chain draw target"]
+) -> Iterator[Int[np.ndarray, " member"]]:
+    """Positions of folds, a few at a time: what is worked on is a small part of what is stored."""
+    step = max(1, _STORED_VALUES // (draws.shape[1] * draws.shape[2]))
+    for first in range(0, len(every), step):
+        yield every[first : first + step]
 
 
 def _fold_side(
@@ -280,12 +316,13 @@ def _fold_side(
         square = sums.grid.square[members, target].sum(axis=1)
         blocks = grid[..., : now.full_blocks] / now.length
     else:
-        sign, stored = 1.0 if target == 0 else -1.0, _stored(evidence)
-        value = np.exp(
-            scipy.special.log_expit(sign * (stored[members, ..., target] - nodes[..., None]))
-        )
-        mean, square = value.mean(axis=(1, 2))[:, None], (value**2).sum(axis=(1, 2))[:, None]
-        blocks = block_means(value, now.length)[:, None]
+        sign, stored, parts = 1.0 if target == 0 else -1.0, _stored(evidence), []
+        for some in _some(np.arange(len(members)), stored):
+            own = stored[members[some], ..., target]
+            value = np.exp(scipy.special.log_expit(sign * (own - nodes[some][..., None])))
+            sums_of = value.mean(axis=(1, 2)), (value**2).sum(axis=(1, 2))
+            parts.append((*sums_of, block_means(value, now.length)))
+        mean, square, blocks = (np.concatenate(part)[:, None] for part in zip(*parts, strict=True))
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.where(mean[..., None, None] > 0, blocks / mean[..., None, None], 1.0)
         lap = np.where(square > 0, bridge.effective(mean * count, square), 0.0)

@@ -28,6 +28,8 @@ from foldwise.support.checks import check_name
 from foldwise.support.runtime import precision_context
 
 KEEP = ("position", "predictive")
+# Scores from predictive draws that take rows of several numbers.
+WHOLE_ROWS = ("energy", "dss")
 # Probability of classes not seen that a row may have before scores of classes are refused.
 MOST_UNSEEN = 1e-3
 
@@ -36,13 +38,14 @@ class Emit(NamedTuple):
     """What the program records of each draw besides the joint log density of the test rows.
 
     ``by_row``: their log densities row by row. ``derivatives``: the first and second derivative of
-    each row's log density by its observed value. ``replicate``: one simulated value of each row.
-    ``classes``: values of which the probability of each row is wanted. ``position``: the position.
+    each row's log density by its observed value. ``replicate``: simulated numbers of each row, one
+    for each that is observed; 0: none. ``classes``: values of which the probability of each row is
+    wanted. ``position``: the position.
     """
 
     by_row: bool = False
     derivatives: bool = False
-    replicate: bool = False
+    replicate: int = 0
     classes: tuple[float, ...] = ()
     position: bool = False
 
@@ -90,13 +93,20 @@ def emitted(
     by_density = CLASSES in needed and model.row_log_density is not None
     simulated = any(c.needs == "simulate" for c in needed)
     rows = "log_pointwise" in names or any(c.weights == "row" for c in needed)
+    replicates = simulated or "predictive" in keep or (CLASSES in needed and not by_density)
     return Emit(
         by_row=rows and int(folds.n_test.max()) > 1,
         derivatives=any(c.needs == "row_log_density" for c in needed),
-        replicate=simulated or "predictive" in keep or (CLASSES in needed and not by_density),
+        replicate=model.numbers_in_row if replicates else 0,
         classes=tuple(classes.tolist()) if by_density else (),
         position="position" in keep,
     )
+
+
+def observed_of(model: Model, folds: Folds) -> Float[np.ndarray, "row ..."]:
+    """Observed values of the test rows; where a row has several numbers, on a second axis."""
+    y = np.asarray(model.y)[folds.test_rows].astype(float)
+    return y if y.ndim == 1 else y.reshape(len(y), -1)
 
 
 def check(
@@ -104,14 +114,14 @@ def check(
 ) -> None:
     """Raise unless the model has what the scores ``names`` need, and ``keep`` can be kept."""
     if model.joint_log_likelihood is not None:
-        _check_dependent(names, folds, keep)
+        _check_dependent(names, folds, keep, model)
     for name, rule in rules_of(names).items():
         if rule.contribution is None:
             continue
         if rule.discrete:
             _check_classes(name, model)
         elif rule.contribution.needs == "simulate":
-            _check_simulates(name, model)
+            _check_simulates(name, model, several=name in WHOLE_ROWS)
         else:
             model.check_derivatives(name)
         if rule.contribution.stored and memory == "online":
@@ -121,7 +131,9 @@ def check(
             )
         if name == "r2" and np.ptp(np.asarray(model.y, float)) == 0.0:
             raise ValueError("r2 needs observations that vary, but all are equal; use mse")
-    if "energy" in names and folds.largest_test == 1:
+    if "dss" in names and model.numbers_in_row > 1:
+        _check_joint_size(model.numbers_in_row * folds.largest_test)
+    if "energy" in names and folds.largest_test == 1 and np.ndim(model.y) == 1:
         raise ValueError(
             "energy scores test sets of several rows jointly, but every fold tests a single row; "
             "use crps, which is the same there"
@@ -129,18 +141,34 @@ def check(
     _check_keep(keep, model, memory)
 
 
-def _check_dependent(names: tuple[str, ...], folds: Folds, keep: tuple[str, ...]) -> None:
-    """Raise where scores need more of rows that depend on each other than their joint density."""
-    others = [name for name in names if name not in LOG_SCORES]
-    if others or "predictive" in keep:
+def _check_joint_size(numbers: int) -> None:
+    if numbers > MOST_JOINT_ROWS:
         raise ValueError(
-            "rows that depend on each other (joint_log_likelihood) have log scores, but "
-            f"{', '.join([*others, *keep])} was asked for; use scores='log' or 'log_pointwise'"
+            f"dss of rows of several numbers is for at most {MOST_JOINT_ROWS} numbers that a fold "
+            f"tests together, but there are {numbers}; use energy, or folds of fewer rows"
         )
-    if len(names) > 1 and folds.largest_test > 1:
+
+
+def _check_dependent(
+    names: tuple[str, ...], folds: Folds, keep: tuple[str, ...], model: Model
+) -> None:
+    """Raise where scores need more of rows that depend on each other than the model has."""
+    others = [
+        name
+        for name, rule in rules_of(names).items()
+        if rule.contribution is not None
+        and (rule.contribution.needs != "simulate" or model.joint_simulate is None)
+    ]
+    if others:
+        raise ValueError(
+            "rows that depend on each other (joint_log_likelihood) have log scores and, with "
+            "joint_simulate(key, position, rows), those from predictive draws, but "
+            f"{', '.join(others)} was asked for"
+        )
+    if len(set(names) & set(LOG_SCORES)) > 1 and folds.largest_test > 1:
         raise ValueError(
             "rows that depend on each other have one log score in a run, but "
-            f"{' and '.join(names)} were asked for; run cross_validate once for each"
+            f"{' and '.join(LOG_SCORES)} were asked for; run cross_validate once for each"
         )
 
 
@@ -153,18 +181,24 @@ def _check_keep(keep: tuple[str, ...], model: Model, memory: str) -> None:
             f'keep={keep} stores draws, but memory="online" keeps none; use memory="draws"'
         )
     if "predictive" in keep:
-        _check_simulates("predictive", model)
+        _check_simulates("predictive", model, several=True)
 
 
-def _check_simulates(name: str, model: Model) -> None:
-    if model.simulate is None:
+def _check_simulates(name: str, model: Model, several: bool = False) -> None:
+    if not model.simulates:
+        joint = model.joint_log_likelihood is not None
+        function = (
+            "joint_simulate=f) with f(key, position, rows)"
+            if joint
+            else "simulate=f) with f(key, position)"
+        )
         raise ValueError(
             f"{name} needs predictive draws, but the model cannot simulate; give "
-            "Model(..., simulate=f) with f(key, position) one replicate of each row"
+            f"Model(..., {function} one replicate of each row"
         )
     if model.y is None:
         raise ValueError(f"{name} needs the observed values; give Model(..., y=y)")
-    model.check_simulate()
+    model.check_simulate(several)
 
 
 def _check_classes(name: str, model: Model) -> None:

@@ -14,7 +14,7 @@ from foldwise.scores.evidence import (
     Outcomes,
 )
 from foldwise.scores.hyvarinen import CURVATURE, full_curvature, log_weight_of, record_passed
-from foldwise.scores.needs import contributions_of
+from foldwise.scores.needs import contributions_of, observed_of
 from foldwise.scores.rule import (
     Contribution,
 )
@@ -45,9 +45,12 @@ def begin(
         evidence.position = np.empty((len(folds), chains, 0, model.dimension))
     if not needed and "predictive" not in keep:
         return
-    outcomes = Outcomes(np.asarray(model.y)[folds.test_rows].astype(float), classes)
+    outcomes = Outcomes(observed_of(model, folds), classes)
+    if outcomes.observed.ndim > 1:  # one number alone is below another
+        needed = [contribution for contribution in needed if contribution is not BELOW]
     if "predictive" in keep or any(contribution.stored for contribution in needed):
-        outcomes.replicate = np.empty((len(folds.test_rows), chains, 0))
+        several = outcomes.observed.shape[1:]
+        outcomes.replicate = np.empty((len(folds.test_rows), chains, 0, *several))
     for contribution in needed:
         if not contribution.stored:
             start = folds.test_start if contribution.by_row else np.arange(len(folds) + 1)
@@ -142,7 +145,14 @@ def _online(outcomes: Outcomes) -> list[Contribution]:
 
 
 def _by_row(name: str, values: np.ndarray, counts: Int[np.ndarray, " fold"]) -> np.ndarray:
-    """What was recorded of each test row: of the fold's own rows, classes on the last axis."""
+    """What was recorded of each test row: of the fold's own rows.
+
+    Classes, or the numbers of a row where it has several, are the last axis.
+    """
     if name == "probability":
         return np.stack([unpadded(part, counts) for part in np.moveaxis(values, 3, 0)], axis=-1)
-    return unpadded(values if name == "replicate" else values[:, :, :, 0], counts)
+    if name != "replicate":
+        return unpadded(values[:, :, :, 0], counts)
+    if values.ndim == 4:
+        return unpadded(values, counts)
+    return np.stack([unpadded(part, counts) for part in np.moveaxis(values, 4, 0)], axis=-1)

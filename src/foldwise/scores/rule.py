@@ -20,7 +20,8 @@ Finish = Callable[..., tuple[np.ndarray, np.ndarray]]
 class Drawn(NamedTuple):
     """Consecutive draws of some folds: what was recorded of their test rows, fold after fold.
 
-    ``counts`` are the folds' numbers of test rows, ``width`` the largest of any fold, ``classes``
+    ``counts`` are the folds' numbers of test rows, ``width`` the largest of any fold (where rows
+    have several numbers, each of these counts as a row), ``classes``
     the values that discrete observations take, ``batch`` the draws of a batch. ``recorded`` holds
     by name what the scores asked for need, by row, chain and draw: ``replicate``, a simulated
     value; ``first`` and ``second``, derivatives of the log density by the observed value;
@@ -35,6 +36,23 @@ class Drawn(NamedTuple):
     classes: np.ndarray
     batch: int
     weight: Float[np.ndarray, "unit chain draw"] | None = None
+
+
+def by_number(drawn: Drawn) -> Drawn:
+    """The same with each number of a row as a row of its own, where rows have several."""
+    if drawn.observed.ndim == 1:
+        return drawn
+    several = drawn.observed.shape[1]
+    recorded = {
+        name: np.moveaxis(values, -1, 1).reshape(-1, *values.shape[1:-1])
+        for name, values in drawn.recorded.items()
+    }
+    return drawn._replace(
+        counts=drawn.counts * several,
+        observed=drawn.observed.ravel(),
+        recorded=recorded,
+        width=drawn.width * several,
+    )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from foldwise.scores.rule import (
     Contribution,
     Drawn,
     Sample,
+    by_number,
 )
 
 # Values of stored predictive draws that are worked on at once: about 32 MB an array.
@@ -39,7 +40,7 @@ def drawn_of(
 ) -> Drawn:
     """What was recorded of the test rows of the folds ``members``, as contributions take it."""
     entries = concatenated_ranges(folds.test_start, members)
-    return Drawn(
+    drawn = Drawn(
         counts=folds.n_test[members],
         observed=outcomes.observed[entries],
         recorded=by_row,
@@ -47,6 +48,7 @@ def drawn_of(
         classes=outcomes.classes,
         batch=batch,
     )
+    return by_number(drawn)
 
 
 def unpadded(
@@ -75,7 +77,7 @@ def _stored_total(
 ) -> Float[np.ndarray, "unit chain block feature"]:
     """Block sums from stored predictive draws, some folds at a time."""
     stored, found, first = outcomes.stored(), [], 0
-    step = max(1, _CHUNK // now.count)
+    step = max(1, _CHUNK // (now.count * outcomes.numbers_in_row))
     edges = np.arange(0, now.draws, now.length)
     while first < len(folds):
         last = int(np.searchsorted(folds.test_start, folds.test_start[first] + step, "right")) - 1

@@ -19,12 +19,17 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import concatenated_ranges, in_pieces, owners
-from foldwise.models.evaluate import derivatives_at, probabilities_at, replicates_at
+from foldwise.models.evaluate import (
+    derivatives_at,
+    joint_replicates_at,
+    probabilities_at,
+    replicates_at,
+)
 from foldwise.models.model import Model
 from foldwise.scores.diagnostics import batch_means_variance, shared_variance
 from foldwise.scores.estimate import below_observed
 from foldwise.scores.needs import Emit, rule_of
-from foldwise.scores.rule import Context, Contribution, Drawn, Finish, Sample
+from foldwise.scores.rule import Context, Contribution, Drawn, Finish, Sample, by_number
 from foldwise.scores.rules import BELOW, LOG_SCORES
 
 # Values of features that are worked on at once.
@@ -32,11 +37,15 @@ _FEATURES = 2**22
 
 
 class FullSample(NamedTuple):
-    """Full-data draws, ``chains`` chains one after another, in batches of ``length`` for errors."""
+    """Full-data draws, ``chains`` chains one after another, in batches of ``length`` for errors.
+
+    Draws of another density have an ``excess``: the log of the full-data posterior's over theirs.
+    """
 
     positions: Float[np.ndarray, "draw d"]
     chains: int
     length: int
+    excess: Float[np.ndarray, " draw"] | None = None
 
     def variance(self, influence: Float[np.ndarray, "... draw"]) -> Float[np.ndarray, " ..."]:
         """Monte Carlo variance of a mean over the draws."""
@@ -78,7 +87,7 @@ class Weights(NamedTuple):
 class Predictions:
     """What scores other than log scores need of test rows at all draws, by name as in ``Drawn``."""
 
-    observed: Float[np.ndarray, " row"]
+    observed: Float[np.ndarray, "row ..."]
     classes: Float[np.ndarray, " class"]
     recorded: dict[str, Float[np.ndarray, "row draw ..."]]
 
@@ -102,20 +111,19 @@ def others(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def arrays_held(emit: Emit) -> int:
-    """How many numbers of each test row and draw are held for other scores."""
+    """How many values of each test row and draw are held for other scores."""
     return emit.replicate + 2 * emit.derivatives + len(emit.classes)
 
 
-def predictions(
+def recorded_at(
     model: Model,
     emit: Emit,
-    classes: Float[np.ndarray, " class"],
     folds: Folds,
-    draws: FullSample,
+    positions: Float[np.ndarray, "draw d"],
+    numbers: Int[np.ndarray, " draw"],
     seed: int,
-) -> Predictions:
-    """What ``emit`` says of the folds' test rows at all draws; ``seed`` is of simulated values."""
-    positions = draws.positions
+) -> dict[str, Float[np.ndarray, "row draw ..."]]:
+    """What ``emit`` says of the folds' test rows at draws; ``seed`` is of simulated values."""
     recorded: dict[str, np.ndarray] = {}
 
     def keep(names: tuple[str, ...], batches: Iterator[tuple[np.ndarray, ...]]) -> None:
@@ -127,14 +135,33 @@ def predictions(
                 recorded.setdefault(name, np.empty(room))[:, done : done + len(values)] = rows
             done += len(values)
 
-    if emit.replicate:
-        keep(("replicate",), replicates_at(model, positions, seed))
+    if emit.replicate and model.joint_log_likelihood is not None:
+        recorded["replicate"] = _given_training(model, folds, positions, numbers, seed)
+    elif emit.replicate:
+        keep(("replicate",), replicates_at(model, positions, seed, numbers))
     if emit.derivatives:
         keep(("first", "second"), derivatives_at(model, positions))
     if emit.classes:
         keep(("probability",), probabilities_at(model, positions, emit.classes))
-    observed = np.asarray(model.y)[folds.test_rows].astype(float)
-    return Predictions(observed, classes, recorded)
+    return recorded
+
+
+def _given_training(
+    model: Model,
+    folds: Folds,
+    positions: Float[np.ndarray, "draw d"],
+    numbers: Int[np.ndarray, " draw"],
+    seed: int,
+) -> Float[np.ndarray, "row draw ..."]:
+    """Replicates of test rows given the training rows, where rows depend on each other."""
+    found = []
+    for fold in range(len(folds)):
+        train = folds.train_mask(np.array([fold]))[0]
+        own = folds.test_rows[folds.test_start[fold] : folds.test_start[fold + 1]]
+        batches = joint_replicates_at(model, positions, seed, numbers, train)
+        drawn = np.concatenate([values[..., own] for (values,) in batches])
+        found.append(np.moveaxis(drawn, -1, 0))
+    return np.concatenate(found)
 
 
 def weighed(
@@ -178,7 +205,7 @@ def calibration(
 
     As ``estimate.calibration``; None without predictive draws.
     """
-    if "replicate" not in given.recorded:
+    if "replicate" not in given.recorded or given.observed.ndim > 1:
         return None
     effective = np.exp(-scipy.special.logsumexp(2.0 * weights.log, axis=1))
     sample = _sample(BELOW, given, folds, draws, weights)
@@ -194,7 +221,8 @@ def _units(
     weights: Weights,
 ) -> tuple[Float[np.ndarray, " unit"], Float[np.ndarray, "unit chain block"]]:
     """Values of rows or folds, and the influence of each batch of draws on them."""
-    width = int(folds.n_test.max())
+    several = int(np.prod(given.observed.shape[1:]))
+    width = int(folds.n_test.max()) * several
     sizes = folds.n_test if contribution.by_row else np.full(len(folds), width * (width + 3) // 2)
     found = []
     for members in in_pieces(sizes, _FEATURES // len(draws.positions)):
@@ -203,7 +231,7 @@ def _units(
         rows = None if weights.rows is None else weights.rows[entries]
         own = Weights(weights.log[members], weights.tested[members], rows)
         sample = _sample(contribution, of_part, part, draws, own)
-        counts = np.ones(len(entries), int) if contribution.by_row else part.n_test
+        counts = np.ones(len(entries), int) if contribution.by_row else part.n_test * several
         found.append(finish(sample, Context(of_part.observed, counts, given.classes)))
     value, influence = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return value, influence
@@ -220,7 +248,7 @@ def _sample(
         folds.n_test, given.observed, recorded, width, given.classes, draws.length, weight
     )
     edges = np.arange(0, weight.shape[2], draws.length)
-    features = contribution.features(drawn) * weight[..., None]
+    features = contribution.features(by_number(drawn)) * weight[..., None]
     return Sample(
         np.add.reduceat(features, edges, axis=2),
         draws.length,

@@ -123,7 +123,9 @@ def conduct(
         seed, waited = seed_of(options.seed, k), seconds_compiling()
         place = of_model(options.checkpoint, [*models], label)
         lengths = {"draws": plan.fit_draws, "warmup": plan.fit_warmup, "seed": seed}
-        made = partial(fw.fit, model, **lengths, progress=options.progress)
+        # brute force is the paper's, on all parameters
+        marginal = False if plan.method == "mcmc" else None
+        made = partial(fw.fit, model, **lengths, progress=options.progress, marginal=marginal)
         beside = place and place.with_name(f"{place.name}.fit")
         fits[label] = kept_fit(beside, model, made, **lengths)
         compiling[label] = seconds_compiling() - waited
@@ -139,10 +141,12 @@ def conduct(
             max_draws=max(2000, plan.draws),
             memory=plan.memory,
             method=plan.method,
+            marginal=marginal,
             seed=seed,
             progress=options.progress,
             checkpoint=place,
         )
+        results[label].info["given_seed"] = options.seed
         if options.finished is not None:
             options.finished(results)
     comparison = fw.compare(results) if len(results) > 1 else None
@@ -214,6 +218,8 @@ def run_table(
         phases.append(sum(phases))
         chained = int((result.folds["method"].values == "mcmc").sum())
         sizes = [chained * info["chains"], chained, info["warmup"], info["draws"]]
+        if not chained:
+            sizes[2:] = ["-", "-"]
         lines.append([f"folds, {label}", *map(str, sizes), *(f"{s:.1f}" for s in phases)])
         total += phases[-1]
         naive += (fits[label].seconds - compiling[label]) * count

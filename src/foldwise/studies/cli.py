@@ -8,27 +8,25 @@ sense, 130 stopped by Ctrl-C, 143 by SIGTERM. ``FOLDWISE_DEBUG=1`` shows where a
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from copy import copy
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import foldwise as fw
 from foldwise import studies
 from foldwise.crossval import MEMORIES, METHODS
 from foldwise.results.colour import coloured
-from foldwise.studies import output, resuming
+from foldwise.results.text import WIDTH
+from foldwise.studies import output, own_file, resuming
 from foldwise.support.checks import resolve_seed
 from foldwise.support.signals import Terminated, ended_by_terminate
 
@@ -42,16 +40,17 @@ if TYPE_CHECKING:
 # A fast look: just enough batches for a Monte Carlo error.
 QUICK = {"chains": 4, "draws": 50, "warmup": 30}
 _SAMPLING = ("draws", "chains", "warmup", "target_mcse")
-_ADAPTERS = {"pymc": fw.from_pymc, "bambi": fw.from_bambi}
 
 _EXAMPLE_FILE = """\
 FILE.py is a Python file of yours that defines
 
-  models    a dict of models by name, or model, a single one: foldwise.Model, what from_numpyro,
-            from_pymc or from_bambi return, a PyMC or Bambi model, or a foldwise.model_family
+  models    a dict of models by name, or model, a single one: foldwise.Model,
+            what from_numpyro, from_pymc or from_bambi return, a PyMC or Bambi
+            model, or a foldwise.model_family
   folds     which rows to leave out, such as foldwise.leave_one_out(n)
-  settings  (optional) a dict of further arguments of foldwise.cross_validate, such as
-            {"draws": 200, "scores": ("log", "crps")}; options above take their place
+  settings  (optional) a dict of further arguments of foldwise.cross_validate,
+            such as {"draws": 200, "scores": ("log", "crps")}; options above
+            take their place
 
 examples:
   foldwise run my_models.py
@@ -105,10 +104,10 @@ def _how_to_go_on(options: argparse.Namespace) -> list[str]:
 
 def _demo(options: argparse.Namespace) -> None:
     print(
-        "Two regressions on simulated groups, every group left out in turn: 100 posteriors.\n",
+        "Two regressions on simulated groups, every group left out in turn.\n",
         file=sys.stderr,
     )
-    _conduct(options, _studied("toy", studies.Options(progress=options.progress)))
+    _conduct(options, _studied("toy", studies.Options(progress=options.progress, method="auto")))
 
 
 def _study(options: argparse.Namespace) -> None:
@@ -132,7 +131,8 @@ def _study(options: argparse.Namespace) -> None:
 
 def _studied(name: str, chosen: studies.Options) -> Run:
     if chosen.progress:
-        print(f"foldwise: study {name}: {studies.STUDIES[name]}", file=sys.stderr, flush=True)
+        line = f"foldwise: study {name}: {studies.STUDIES[name]}"
+        print(textwrap.fill(line, WIDTH, subsequent_indent="  "), file=sys.stderr, flush=True)
 
     def run(finished: Finished) -> tuple[studies.Outcome, dict[str, Any]]:
         return studies.run(name, replace(chosen, finished=finished)), chosen.said()
@@ -145,9 +145,10 @@ def _run(options: argparse.Namespace) -> None:
         file: Path = options.file
         if options.progress:
             print(f"foldwise: reading {file}", file=sys.stderr, flush=True)
-        module = _import(file)
-        models, folds = _models(module, file), _needed(module, file, "folds")
-        settings = {**_settings(module, file), **(QUICK if options.quick else {})}
+        module = own_file.import_file(file)
+        models = own_file.models_of(module, file)
+        folds = own_file.needed(module, file, "folds")
+        settings = {**own_file.settings_of(module, file), **(QUICK if options.quick else {})}
         for key in (*_SAMPLING, "memory", "method", "seed"):
             if getattr(options, key) is not None:
                 settings[key] = getattr(options, key)
@@ -253,71 +254,6 @@ def _noted(note: str) -> Iterator[None]:
 # ---------------------------------------------------------------- a user's own file
 
 
-def _import(file: Path) -> ModuleType:
-    """The user's file as a module; it can import its neighbours."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist, or is not a file")
-    spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
-    if spec is None or spec.loader is None:
-        raise ValueError(f"the file must be a Python file, named *.py; got {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.resolve().parent))
-    sys.modules.setdefault(file.stem, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _needed(module: ModuleType, file: Path, name: str) -> Any:
-    if not hasattr(module, name):
-        raise ValueError(f'{file} must define "{name}", but it does not; see foldwise run --help')
-    return getattr(module, name)
-
-
-def _models(module: ModuleType, file: Path) -> dict[str, fw.Model] | fw.ModelFamily:
-    if hasattr(module, "model") and not hasattr(module, "models"):
-        models = module.model
-        if not isinstance(models, (dict, fw.ModelFamily)):
-            models = {getattr(models, "name", None) or file.stem: models}
-    else:
-        models = _needed(module, file, "models")
-    if isinstance(models, fw.ModelFamily):
-        return models
-    if not isinstance(models, dict) or not models:
-        raise ValueError(
-            f"models in {file} must be a dict of at least one model by name, got {models!r}"
-        )
-    return {str(name): _model(str(name), model, file) for name, model in models.items()}
-
-
-def _model(name: str, model: Any, file: Path) -> fw.Model:
-    """The model, under the name it is to be printed with."""
-    package = type(model).__module__.partition(".")[0]
-    if package in _ADAPTERS:
-        model = _ADAPTERS[package](model)
-    if not isinstance(model, fw.Model):
-        raise TypeError(
-            f"model {name!r} in {file} must be a foldwise.Model, or a PyMC or Bambi model, but it "
-            f"is a {type(model).__name__}; a NumPyro model becomes one by foldwise.from_numpyro"
-        )
-    named = copy(model)
-    object.__setattr__(named, "name", name)
-    return named
-
-
-def _settings(module: ModuleType, file: Path) -> dict[str, Any]:
-    settings = getattr(module, "settings", {})
-    known = list(signature(fw.cross_validate).parameters)[2:]
-    if not isinstance(settings, dict):
-        raise TypeError(f"settings in {file} must be a dict, got {type(settings).__name__}")
-    for key in settings:
-        if key not in known:
-            raise ValueError(
-                f"settings in {file} must be arguments of foldwise.cross_validate "
-                f"({', '.join(known)}), but one is {key!r}"
-            )
-    return settings
-
-
 def _cross_validated(
     name: str,
     models: dict[str, fw.Model] | fw.ModelFamily,
@@ -337,6 +273,7 @@ def _cross_validated(
             kept = {"checkpoint": place} if place else {}
             own = {**settings, **kept, "seed": settings["seed"] + k}
             results[label] = fw.cross_validate(model, folds, **own)
+            results[label].info["given_seed"] = settings["seed"]
             finished(results)
     comparison = fw.compare(results) if len(results) > 1 else None
     return studies.Outcome(name, results, comparison, "", {}, output.figures(results))
@@ -398,7 +335,8 @@ def _own_lines(error: BaseException | None, folder: Path | None) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="foldwise",
-        description="Cross-validate Bayesian models by brute force, all folds at once.",
+        description="Cross-validate Bayesian models: most folds are scored from one full-data "
+        "fit;\nthe others are sampled by MCMC, all at once in one compiled program.",
         epilog="examples:\n  foldwise demo\n  foldwise study rats --quick\n"
         "  foldwise run my_models.py --out results\n  foldwise show results\n\n"
         "foldwise COMMAND --help says more about each.",

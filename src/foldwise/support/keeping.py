@@ -22,6 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from foldwise.support.records import decode, encode
 from foldwise.support.writer import remove_stale, write_whole
 
@@ -56,6 +58,9 @@ class Keeper:
 
     def save(self, name: str, tree: Any) -> None:
         """Keep ``tree`` under ``name``, in place of what is there."""
+
+    def forget(self, stage: str) -> None:
+        """Remove the pieces of a stage, when what they were for is kept."""
 
     def due(self) -> bool:
         """Whether it is time to keep what is not finished."""
@@ -130,6 +135,14 @@ class FolderKeeper(Keeper):
         self.written += 1
         self._cost = time.monotonic() - began
 
+    def forget(self, stage: str) -> None:
+        """Remove the pieces of a stage, when what they were for is kept."""
+        self._wait()
+        if not self._failed:
+            for file in self.folder.glob(f"{stage}-*{SUFFIX}"):
+                with suppress(OSError):
+                    file.unlink()
+
     def due(self) -> bool:
         """Whether it is time to keep what is not finished."""
         free = self._writing is None or self._writing.done()
@@ -178,6 +191,40 @@ _CURRENT: ContextVar[Keeper] = ContextVar("keeper", default=_NOTHING_KEPT)
 def keeper() -> Keeper:
     """Where the run at hand keeps what is finished."""
     return _CURRENT.get()
+
+
+class Finished:
+    """What was found of some members, such as folds, at the next stage ``name``: kept as it comes.
+
+    Until it is forgotten, when all of it together is kept.
+    """
+
+    def __init__(self, keeps: Keeper, name: str):
+        self.keeper, self.stage = keeps, keeps.stage(name)
+        self.pending: list[tuple[np.ndarray, Any]] = []
+
+    def earlier(self) -> Iterator[tuple[np.ndarray, Any]]:
+        """What an earlier run has kept."""
+        for pieces in self.keeper.found(self.stage):
+            yield from pieces
+
+    def add(self, members: np.ndarray, found: Any) -> None:
+        """Note what was found; several pieces that are quick are kept together."""
+        if self.keeper.keeps:
+            self.pending.append((members, found))
+            if self.keeper.due():
+                self.flush()
+
+    def flush(self) -> None:
+        """Keep all that was found."""
+        if self.pending:
+            name, pieces = f"{self.stage}-{self.pending[0][0][0]}", self.pending
+            self.pending = []
+            self.keeper.save(name, pieces)
+
+    def forget(self) -> None:
+        """Remove what was kept."""
+        self.keeper.forget(self.stage)
 
 
 @contextmanager

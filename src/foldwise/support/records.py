@@ -87,6 +87,7 @@ def _record(name: str, parts: dict[str, Any]) -> Any:
     if not is_dataclass(kind):
         raise ValueError(f"{name} is no record of foldwise")
     given = {field.name for field in fields(kind) if field.init}
+    # a dataclass of any kind: what its fields are, the file tells
     made = kind(**{key: part for key, part in parts.items() if key in given})  # type: ignore
     vars(made).update({key: part for key, part in parts.items() if key not in given})
     return made

@@ -28,6 +28,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from foldwise.support.factorise import lowering
+
 # JAX does not cache programs that compile in less than a second; the fold programs of small
 # models compile in one to three, their helpers in less, and a user waits for the sum.
 _CACHE_MIN_COMPILE_SECONDS = 0.2
@@ -256,14 +258,22 @@ def _pool() -> ThreadPoolExecutor:
 
 @lru_cache(maxsize=1)
 def _background() -> ThreadPoolExecutor:
-    """For compiling while something else goes on; XLA uses several cores for one program."""
-    return ThreadPoolExecutor(max(1, cores() // 2), thread_name_prefix="foldwise-background")
+    """For compiling while something else goes on, what is waited for beside what comes next."""
+    return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise-background")
 
 
 def import_meanwhile(*names: str) -> None:
-    """Import modules while something else is going on; who needs them imports them as always."""
+    """Import modules while something else is going on; who needs them imports them as always.
+
+    A package that is not installed is nobody's loss here.
+    """
+
+    def attempt(name: str) -> None:
+        with suppress(ImportError):
+            import_module(name)
+
     for name in names:
-        Thread(target=import_module, args=(name,), daemon=True).start()
+        Thread(target=attempt, args=(name,), daemon=True).start()
 
 
 # Seconds that were spent tracing programs and waiting until they were compiled.
@@ -281,8 +291,8 @@ class Program:
     ``function`` sees the part of ``sharded`` (a pytree of arrays with a common leading axis) that
     belongs to its lane and all of ``shared``; what it returns is stacked along the leading axis.
     With several devices this is one program over a device mesh; with one CPU device the same
-    program is called from one thread per lane. Where there are matrix factorisations, lanes take
-    turns.
+    program is called from one thread per lane. Lanes take turns where LAPACK is called: for large
+    matrices, and for factorisations other than Cholesky's (``factorise.py``).
 
     It is traced when it is made, and compiled in the background: the first call waits for that.
     """
@@ -302,14 +312,14 @@ class Program:
             sharded, shared = _shapes((sharded, shared))
             one_lane = _shapes(sharded, self.lanes)
             if self.devices > 1:
-                lowered = jax.jit(_over_devices(function)).lower(sharded, shared)
+                lowered = _lowered(_over_devices(function), sharded, shared)
             else:
-                lowered = jax.jit(function).lower(one_lane, shared)
-            # A batched LAPACK call (Cholesky factors, triangular solves) takes a thread of XLA's
-            # pool and waits there for others of the pool: with as many lanes as threads, for ever.
+                lowered = _lowered(function, one_lane, shared)
+            # A batched LAPACK call (what factorise.py does not do) takes a thread of XLA's pool and
+            # waits there for others of the pool: with as many lanes as threads, for ever.
             self._one_by_one = self.lanes > 1 and "lapack_" in lowered.as_text()
             if self._one_by_one and self.devices > 1:
-                lowered = jax.jit(function).lower(one_lane, shared)
+                lowered = _lowered(function, one_lane, shared)
         _background().submit(_drop_short_entries)
         self._compiling = _background().submit(self._compile, lowered)
         _WAITED[0] += time.perf_counter() - began
@@ -356,6 +366,10 @@ class _OfMember:
 class Programs(dict[Any, Program]):
     """Programs of a model, or of all members of a family; other processes compile their own."""
 
+    def of(self, derived: Hashable) -> Programs:
+        """Programs of a model that is made from this one, the same whenever it is made."""
+        return self.__dict__.setdefault("made", {}).setdefault(derived, Programs())
+
     def __reduce__(self) -> Any:
         return Programs, ()
 
@@ -391,6 +405,14 @@ def compiled(
         chosen = function if selection is None else of_selection
         programs[key] = Program(chosen, sharded, shared, precision)
     return programs[key] if selection is None else _OfMember(programs[key], selection)
+
+
+def _lowered(function: Callable[[Any, Any], Any], *arguments: Any) -> Any:
+    """``function`` for arguments of these shapes, ready to be compiled."""
+    traced = jax.jit(function).trace(*arguments)
+    if jax.default_backend() != "cpu":
+        return traced.lower()
+    return traced.lower(_private_parameters=lowering())
 
 
 def _shapes(tree: Any, pieces: int = 1) -> Any:

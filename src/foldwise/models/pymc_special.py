@@ -1,0 +1,157 @@
+"""Special functions of PyMC's densities that have no gradient in JAX, or none everywhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jax.scipy.special import log_ndtr
+from jaxtyping import Array
+
+
+def with_safe_functions(graph: Any) -> Any:
+    """The graph with special functions of our own, which have gradients in JAX.
+
+    PyMC's normal distribution functions choose between two forms, each of which overflows where
+    the other holds; in JAX, zero times the derivative of what was not chosen must not be NaN. The
+    incomplete beta function, of distribution functions of Student's t and negative binomial
+    variables, has no derivative by its parameters in JAX.
+    """
+    from pytensor.graph.replace import graph_replace
+    from pytensor.graph.traversal import ancestors
+    from pytensor.scalar.math import BetaInc, Erfc, Erfcx
+    from pytensor.tensor.elemwise import Elemwise
+
+    replacements: dict[Any, Any] = {}
+    for variable in ancestors([graph]):
+        op = getattr(variable.owner, "op", None)
+        kind = type(op.scalar_op) if isinstance(op, Elemwise) else None
+        if kind in (BetaInc, Erfc, Erfcx):
+            safe = Elemwise(_safe_operations()[kind.__name__])
+            replacements[variable] = safe(*variable.owner.inputs)
+    if replacements:
+        (graph,) = graph_replace([graph], replacements, strict=False)
+    return graph
+
+
+@cache
+def _safe_operations() -> dict[str, Any]:
+    """Scalar operations of PyTensor's names, with JAX versions of our own."""
+    from pytensor.link.jax.dispatch.basic import jax_funcify
+    from pytensor.scalar.basic import upgrade_to_float
+    from pytensor.scalar.math import BetaInc, Erfc, Erfcx
+
+    class SafeBetaInc(BetaInc):
+        """betainc with derivatives by all arguments."""
+
+    class SafeErfc(Erfc):
+        """erfc below two."""
+
+    class SafeErfcx(Erfcx):
+        """erfcx without overflow."""
+
+    kinds: dict[Any, Any] = {SafeBetaInc: _betainc, SafeErfc: _erfc, SafeErfcx: _erfcx}
+    for kind, function in kinds.items():
+        jax_funcify.register(kind)(lambda op, function=function, **_: function)
+    names = ("BetaInc", "Erfc", "Erfcx")
+    return {
+        name: kind(upgrade_to_float, name=f"safe_{name.lower()}")
+        for name, kind in zip(names, kinds, strict=True)
+    }
+
+
+def _erfc(x: Array) -> Array:
+    """The complementary error function, nowhere as large as 2: log1p(-erfc(x) / 2) is finite."""
+    return jnp.minimum(jax.scipy.special.erfc(x), 2.0 * (1.0 - 2.0**-53))
+
+
+def _erfcx(x: Array) -> Array:
+    """exp(x**2) * erfc(x); below -26, where it is next to overflow, what it is there."""
+    x = jnp.maximum(x, -26.0)
+    return 2.0 * jnp.exp(jax.scipy.special.log_ndtr(-jnp.sqrt(2.0) * x) + x**2)
+
+
+@jax.custom_jvp
+def _betainc(a: Array, b: Array, x: Array) -> Array:
+    """The regularised incomplete beta function."""
+    return jax.scipy.special.betainc(a, b, x)
+
+
+@_betainc.defjvp
+def _betainc_jvp(
+    arguments: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
+) -> tuple[Array, Array]:
+    """By central differences in a and b, which err by 1e-9; HMC asks no more of a gradient."""
+    a, b, x = (jnp.asarray(v, float) for v in arguments)
+    whole = _betainc  # so that there is a second derivative too
+    near_a, near_b = 1e-5 * a, 1e-5 * b
+    by_a = (whole(a + near_a, b, x) - whole(a - near_a, b, x)) / (2 * near_a)
+    by_b = (whole(a, b + near_b, x) - whole(a, b - near_b, x)) / (2 * near_b)
+    density = jax.scipy.stats.beta.pdf(x, a, b)
+    da, db, dx = tangents
+    return whole(a, b, x), by_a * da + by_b * db + density * dx
+
+
+# ---------------------------------------------------------------- truncated normal variables
+
+
+def truncated_normal(node: Any, value: Any) -> Any:
+    """Graph of the log density of a truncated normal variable.
+
+    PyMC's has no gradient where a bound is infinite or many standard deviations away.
+    """
+    import pymc
+    import pytensor.tensor as pt
+    from pytensor.tensor.elemwise import Elemwise
+
+    mean, sd, lower, upper = node.op.dist_params(node)
+    inside = pymc.logp(pymc.Normal.dist(mean, sd), value)
+    mass = Elemwise(_normal_mass())(mean, sd, lower, upper)
+    return pt.switch(pt.lt(value, lower) | pt.gt(value, upper), -np.inf, inside - mass)
+
+
+@cache
+def _normal_mass() -> Any:
+    from pytensor.link.jax.dispatch.basic import jax_funcify
+    from pytensor.scalar.basic import ScalarOp, upgrade_to_float
+
+    class NormalMass(ScalarOp):
+        """Log probability of an interval."""
+
+        nin, nout = 4, 1
+
+        def impl(self, mean: float, sd: float, lower: float, upper: float) -> float:
+            normal = scipy.stats.norm(mean, sd)
+            return float(np.log(normal.cdf(upper) - normal.cdf(lower)))
+
+    jax_funcify.register(NormalMass)(lambda op, **_: normal_mass)
+    kind: Any = NormalMass
+    return kind(upgrade_to_float, name="normal_mass")
+
+
+def normal_mass(mean: Array, sd: Array, lower: Array, upper: Array) -> Array:
+    """Log probability of a normal variable to lie between bounds, either of which may be infinite.
+
+    With a and b the bounds in standard deviations, mirrored where most of the interval is above
+    the mean: log(Phi(b) - Phi(a)) = log Phi(b) + log(1 - Phi(a) / Phi(b)).
+    """
+    no_lower, no_upper = jnp.isneginf(lower), jnp.isposinf(upper)
+    # numbers in place of infinite bounds: what is not chosen must have a gradient too
+    a = (jnp.where(no_lower, mean - sd, lower) - mean) / sd
+    b = (jnp.where(no_upper, mean + sd, upper) - mean) / sd
+    mirrored = a + b > 0
+    left, right = jnp.where(mirrored, -b, a), jnp.where(mirrored, -a, b)
+    apart = log_ndtr(right) - log_ndtr(left)
+    near = apart < jnp.log(2.0)
+    share = jnp.where(
+        near,
+        jnp.log(-jnp.expm1(-jnp.where(near, apart, 1.0))),
+        jnp.log1p(-jnp.exp(-jnp.where(near, 1.0, apart))),
+    )
+    both = log_ndtr(right) + share
+    one = jnp.where(no_lower, jnp.where(no_upper, 0.0, log_ndtr(b)), log_ndtr(-a))
+    return jnp.where(no_lower | no_upper, one, both)

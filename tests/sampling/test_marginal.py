@@ -1,0 +1,57 @@
+"""When chains are on the globals alone, and with which rules."""
+
+import numpy as np
+from effects import Effects, Group
+from problems import far_groups, regression
+
+import foldwise as fw
+from foldwise.sampling.fit import Fit
+from foldwise.sampling.marginal import all_parameters, marginal_fit, marginal_models
+from foldwise.sampling.run import Settings
+
+
+def fit_of(model, seed=0):
+    """Draws that are as good as any for looking at a model."""
+    positions = 0.3 * np.random.default_rng(seed).normal(size=(4, 50, model.dimension))
+    return Fit(positions, (0.0, 0.0), np.ones(4), 0, 1)
+
+
+def settings(**changes):
+    given = {"scores": ("log",), "keep": (), "precision": "float64"} | changes
+    return Settings(
+        estimator="auto", memory="draws", chains=4, warmup=50, batch=10, seed=1, **given
+    )
+
+
+def test_counts_need_more_nodes_than_two():
+    model = Effects([Group(1, "Poisson") for _ in range(3)]).model
+    folds, fit = fw.leave_one_out(model.n_obs), fit_of(model)
+    (found,), _ = marginal_models([model], [fit], folds, by_row=False)
+    assert 3 <= found.rules.density <= found.rules.scores <= 11
+    assert found.sentence == "sampled 2 parameters; 3 integrated out"
+    np.testing.assert_array_equal(marginal_fit(found, fit).positions, fit.positions[..., :2])
+
+
+def test_priors_that_are_not_normal_stay():
+    model = Effects([Group(prior="Student-t")] * 3).model
+    found, why = marginal_models([model], [fit_of(model)], fw.leave_one_out(model.n_obs), False)
+    assert not found
+    assert "not normal" in why
+
+
+def test_a_regression_has_nothing_to_integrate_out():
+    model = regression().model()
+    found, why = marginal_models([model], [fit_of(model)], fw.leave_one_out(40), False)
+    assert not found
+    assert "no parameters belong to a group" in why
+
+
+def test_what_needs_draws_of_all_parameters():
+    model, folds = far_groups(0.5).model(), fw.k_fold(20, 4)
+    assert all_parameters(settings(), model, folds) is None
+    assert "crps" in all_parameters(settings(scores=("log", "crps")), model, folds)
+    assert "keep" in all_parameters(settings(keep=("position",)), model, folds)
+    assert "double" in all_parameters(settings(precision="float32"), model, folds)
+    both = settings(scores=("log", "log_pointwise"))
+    assert "different ways" in all_parameters(both, model, folds)
+    assert all_parameters(both, model, fw.leave_one_out(20)) is None
