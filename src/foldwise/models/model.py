@@ -199,13 +199,20 @@ class Model(GivenRows):
 
     def unflatten(self, flat: Float[Array, " d"]) -> Position:
         """Position with the structure of ``init`` from a flat vector."""
-        leaves, tree = jax.tree.flatten(self._template)
+        return self.of_leaves(self.leaves(flat))
+
+    def leaves(self, flat: Float[Array, " d"]) -> list[Array]:
+        """The arrays of a position, in the order in which a flat vector has them."""
+        leaves = jax.tree.leaves(self._template)
         ends = np.cumsum([leaf.size for leaf in leaves])
-        parts = [
+        return [
             flat[end - leaf.size : end].reshape(leaf.shape)
             for end, leaf in zip(ends, leaves, strict=True)
         ]
-        return jax.tree.unflatten(tree, parts)
+
+    def of_leaves(self, leaves: list[Array]) -> Position:
+        """Position with the structure of ``init`` from its arrays."""
+        return jax.tree.unflatten(jax.tree.structure(self._template), leaves)
 
     def flatten(self, position: Position) -> Float[Array, " d"]:
         """Flat vector from a position."""
@@ -231,11 +238,19 @@ class Model(GivenRows):
 
     def flat_log_prior(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
         """Log prior of a flat position."""
-        return jnp.asarray(unjitted(self.log_prior)(self.unflatten(flat)))
+        return self.log_prior_at(self.unflatten(flat))
 
     def flat_log_likelihood(self, flat: Float[Array, " d"]) -> Float[Array, " row"]:
         """Log likelihood of each row at a flat position."""
-        return jnp.asarray(unjitted(self._function("log_likelihood"))(self.unflatten(flat)))
+        return self.log_likelihood_at(self.unflatten(flat))
+
+    def log_prior_at(self, position: Position) -> Float[Array, ""]:
+        """Log prior of a position, as an array."""
+        return jnp.asarray(unjitted(self.log_prior)(position))
+
+    def log_likelihood_at(self, position: Position) -> Float[Array, " row"]:
+        """Log likelihood of each row at a position, as an array."""
+        return jnp.asarray(unjitted(self._function("log_likelihood"))(position))
 
     def flat_joint(self, flat: Float[Array, " d"], rows: Bool[Array, " row"]) -> Float[Array, ""]:
         """Joint log density of the rows marked, of a model whose rows depend on each other."""

@@ -33,6 +33,7 @@ from foldwise.models.evaluate import in_batches
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.nodes import RULES, Rule, rule
+from foldwise.scores.small_matrices import Factor, cholesky, log_volume, solve_lower, solve_upper
 from foldwise.support.noise import log_uniforms, normals, random_words, uniforms
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.seeds import Stream, words
@@ -217,6 +218,50 @@ class _Place(NamedTuple):
         return self.mode + solve_upper(self.factor, x)
 
 
+class _Moving:
+    """The arrays of a position that hold coordinates of cells; the others stay as they are.
+
+    So that derivatives by the globals are not even traced. ``coordinates`` says where those of the
+    cells are in these arrays, end to end, and ``along`` are directions in which one coordinate of
+    all cells moves.
+    """
+
+    def __init__(self, model: Model, coordinates: np.ndarray, real: np.ndarray):
+        self.model = model
+        along = np.zeros((real.shape[1], model.dimension))
+        for a in range(real.shape[1]):
+            along[a, coordinates[real[:, a], a]] = 1.0
+        leaves = [model.leaves(jnp.asarray(one)) for one in along]
+        sizes = [leaf.size for leaf in leaves[0]]
+        inside = np.split(along.any(axis=0), np.cumsum(sizes)[:-1])
+        self.which = [bool(leaf.any()) for leaf in inside]
+        self.coordinates = (np.cumsum(np.repeat(self.which, sizes)) - 1)[coordinates]
+        self.along = [jnp.stack(leaf) for leaf in self._chosen(list(zip(*leaves, strict=True)))]
+
+    def _chosen(self, leaves: list[Any]) -> list[Any]:
+        return [leaf for leaf, moves in zip(leaves, self.which, strict=True) if moves]
+
+    def of(
+        self, function: Callable[[Any], Array], flat: Float[Array, " d"]
+    ) -> tuple[Callable[[list[Array]], Array], list[Array]]:
+        """``function`` of a position as one of the arrays that move, and these arrays."""
+        leaves = self.model.leaves(flat)
+
+        def of_moving(moving: list[Array]) -> Array:
+            own = iter(moving)
+            parts = [
+                next(own) if moves else leaf for leaf, moves in zip(leaves, self.which, strict=True)
+            ]
+            return function(self.model.of_leaves(parts))
+
+        return of_moving, self._chosen(leaves)
+
+    @staticmethod
+    def taken(moving: list[Array]) -> Float[Array, " moving"]:
+        """These arrays end to end."""
+        return jnp.concatenate([leaf.ravel() for leaf in moving])
+
+
 class Cells:
     """All cells of a model at a few draws side by side; the last axis of all arrays is the draw."""
 
@@ -229,13 +274,15 @@ class Cells:
         self.coordinates = np.maximum(coordinates, 0)
         self.source = np.full(model.dimension, -1)
         self.source[coordinates[self.real]] = np.flatnonzero(self.real.ravel())
-        self.along = np.zeros((dimensions, model.dimension))
-        for a in range(dimensions):
-            self.along[a, coordinates[self.real[:, a], a]] = 1.0
+        self.moving = _Moving(model, self.coordinates, self.real)
         # rows in no cell add to one more, which nobody looks at
         self.row_cell = np.where(structure.row_cell < 0, count, structure.row_cell)
 
     # ------------------------------------------------ the model as cells see it
+
+    def each(self, function: Callable[..., Any], *given: Array) -> Any:
+        """What ``function`` gives at every draw."""
+        return jax.vmap(function, -1, -1)(*given)
 
     def place(self, q: Array, u: Array) -> Array:
         """Positions with the coordinates of all cells at ``u``."""
@@ -249,37 +296,57 @@ class Cells:
 
     def rows(self, q: Array) -> Array:
         """Log density of every row."""
-        return jax.vmap(self.model.flat_log_likelihood, -1, -1)(q)
+        return self.each(self.model.flat_log_likelihood, q)
 
     def prior(self, q: Array) -> tuple[Array, Array]:
         """Log prior, and its gradient by the cells' coordinates."""
-        value, gradient = jax.vmap(jax.value_and_grad(self.model.flat_log_prior), -1, -1)(q)
-        return value, self.take(gradient)
+
+        def one(flat: Array) -> tuple[Array, Array]:
+            log_prior, moving = self.moving.of(self.model.log_prior_at, flat)
+            value, gradient = jax.value_and_grad(log_prior)(moving)
+            return value, self.moving.taken(gradient)
+
+        value, gradient = self.each(one, q)
+        return value, self._of_cells(gradient)
 
     def slopes(self, q: Array) -> tuple[Slope, Slope]:
-        """Gradient and Hessian blocks of the log prior, and of it with the rows that are kept."""
+        """Gradient and Hessian blocks of the log prior, and of it with the rows that are kept.
 
-        def gradients(flat: Array) -> tuple[Array, Array]:
-            return jax.grad(self.model.flat_log_prior)(flat), jax.grad(self._kept)(flat)
+        A row depends on the coordinates of its own cell alone, so that derivatives of all rows
+        along one coordinate of all cells at once are those of each row, which add up by cell.
+        """
 
-        def one(flat: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-            found, change = jax.linearize(gradients, flat)
-            return found, jax.vmap(change)(jnp.asarray(self.along))
+        def of_prior(flat: Array) -> tuple[Array, Array]:
+            log_prior, moving = self.moving.of(self.model.log_prior_at, flat)
+            gradient, change = jax.linearize(jax.grad(log_prior), moving)
+            changes = jax.vmap(change)(self.moving.along)
+            return self.moving.taken(gradient), jax.vmap(self.moving.taken)(changes)
 
-        found, changes = jax.vmap(one, -1, -1)(q)
-        prior, rows = (
-            Slope(self.take(gradient), self._blocks(change))
-            for gradient, change in zip(found, changes, strict=True)
-        )
-        return prior, jax.tree.map(jnp.add, prior, rows)
+        def of_rows(flat: Array) -> tuple[Array, Array]:
+            rows, moving = self.moving.of(self.model.log_likelihood_at, flat)
 
-    def _kept(self, flat: Array) -> Array:
-        """Log density of the rows that are kept."""
-        return jnp.where(self.keep, self.model.flat_log_likelihood(flat), 0.0).sum()
+            def first(moving: Any) -> Array:
+                return jax.vmap(lambda v: jax.jvp(rows, (moving,), (v,))[1])(self.moving.along)
 
-    def _blocks(self, change: Array) -> Array:
-        columns = [self.take(change[a]) for a in range(self.dimensions)]
-        return jnp.stack(columns, axis=2)
+            change = jax.vmap(lambda v: jax.jvp(first, (moving,), (v,))[1])(self.moving.along)
+            return first(moving), change
+
+        gradient, change = self.each(of_prior, q)
+        columns = [self._of_cells(change[a]) for a in range(self.dimensions)]
+        prior = Slope(self._of_cells(gradient), jnp.stack(columns, axis=2))
+        return prior, jax.tree.map(jnp.add, prior, self._by_cell(*self.each(of_rows, q)))
+
+    def _by_cell(self, first: Array, second: Array) -> Slope:
+        """Sums over the rows of every cell that are kept."""
+        size, keep = self.dimensions, self.keep if self.keep.ndim == 2 else self.keep[:, None]
+        every = jnp.concatenate([first, second.reshape(size**2, *second.shape[2:])])
+        kept = jnp.moveaxis(jnp.where(keep, every, 0.0), 0, 1)
+        sums = by_owner(kept, self.row_cell, self.count + 1)[:-1]
+        return Slope(sums[:, :size], sums[:, size:].reshape(self.count, size, size, -1))
+
+    def _of_cells(self, vector: Array) -> Array:
+        """The cells' coordinates of vectors over those that move."""
+        return jnp.where(self.real[..., None], vector[self.moving.coordinates], 0.0)
 
     # ------------------------------------------------ integrals
 
@@ -485,62 +552,7 @@ class Cells:
         return jax.lax.scan(add, jnp.zeros(start[:, 0].shape), points)[0]
 
 
-# ---------------------------------------------------------------- small matrices, sums by owner
-
-# Entries of a lower triangular matrix for every cell and draw, by hand: batched LAPACK is slow.
-Factor = tuple[tuple[Array, ...], ...]
-
-
-def cholesky(matrix: Float[Array, "cell D D draw"]) -> tuple[Factor, Bool[Array, "cell draw"]]:
-    """Lower Cholesky factors, and whether the matrix was positive definite.
-
-    Where it was not, the factor is that of the diagonal's absolute values, which Newton steps can
-    go on with.
-    """
-    size = matrix.shape[1]
-    factor: list[list[Array]] = [[] for _ in range(size)]
-    definite = jnp.ones(matrix[:, 0, 0].shape, bool)
-    for a in range(size):
-        for b in range(a):
-            dot = sum(factor[a][c] * factor[b][c] for c in range(b))
-            factor[a].append((matrix[:, a, b] - dot) / factor[b][b])
-        pivot = matrix[:, a, a] - sum(entry**2 for entry in factor[a])
-        definite &= pivot > 1e-14 * jnp.abs(matrix[:, a, a])
-        factor[a].append(jnp.sqrt(jnp.where(pivot > 0, pivot, 1.0)))
-    plain = [jnp.sqrt(jnp.maximum(jnp.abs(matrix[:, a, a]), 1e-8)) for a in range(size)]
-    chosen = tuple(
-        tuple(
-            jnp.where(definite, entry, plain[a] if a == b else 0.0)
-            for b, entry in enumerate(factor[a])
-        )
-        for a in range(size)
-    )
-    return chosen, definite
-
-
-def solve_lower(factor: Factor, right: Array) -> Float[Array, "cell D draw"]:
-    """Solution x of L x = right."""
-    done: list[Array] = []
-    for a, line in enumerate(factor):
-        dot = sum(line[b] * done[b] for b in range(a))
-        done.append((right[:, a] - dot) / line[a])
-    return jnp.stack(done, axis=1)
-
-
-def solve_upper(factor: Factor, right: Array) -> Float[Array, "cell D draw"]:
-    """Solution x of L^T x = right."""
-    size = len(factor)
-    done: dict[int, Array] = {}
-    for a in reversed(range(size)):
-        dot = sum(factor[b][a] * done[b] for b in range(a + 1, size))
-        done[a] = (right[:, a] - dot) / factor[a][a]
-    return jnp.stack([done[a] for a in range(size)], axis=1)
-
-
-def log_volume(factor: Factor) -> Float[Array, "cell draw"]:
-    """Log integral of exp(-u^T L L^T u / 2)."""
-    diagonal = [line[-1] for line in factor]
-    return 0.5 * len(factor) * np.log(2 * np.pi) - sum(jnp.log(entry) for entry in diagonal)
+# ---------------------------------------------------------------- by cell and draw
 
 
 def _choose(which: Bool[Array, "cell draw"], one: Array, two: Array) -> Array:

@@ -34,18 +34,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
-from foldwise.scores.cells import (
-    Cells,
-    Factor,
-    Slope,
-    by_owner,
-    cholesky,
-    log_add,
-    log_volume,
-    solve_lower,
-    solve_upper,
-)
+from foldwise.scores.cells import Cells, Slope, by_owner, log_add
 from foldwise.scores.nodes import rule
+from foldwise.scores.small_matrices import Factor, cholesky, log_volume, solve_lower, solve_upper
 from foldwise.support.runtime import Programs
 from foldwise.support.words import counted
 
@@ -138,7 +129,7 @@ class _Cells(Cells):
         super().__init__(model, structure, rows, bent=False)
         self.selection = selection
 
-    def _each(self, function: Callable[..., Any], *given: Array) -> Any:
+    def each(self, function: Callable[..., Any], *given: Array) -> Any:
         """What ``function`` of the model gives at every draw."""
 
         def of_draw(selection: Any, *own: Array) -> Any:
@@ -147,37 +138,13 @@ class _Cells(Cells):
 
         return jax.vmap(of_draw, -1, -1)(self.selection, *given)
 
-    def rows(self, q: Array) -> Array:
-        """Log density of every row."""
-        return self._each(self.model.flat_log_likelihood, q)
-
-    def slopes(self, q: Array) -> tuple[Slope, Slope]:
-        """Gradient and Hessian blocks of the log prior, and of it with each draw's rows."""
-
-        def kept(flat: Array, keep: Array) -> Array:
-            return jnp.where(keep, self.model.flat_log_likelihood(flat), 0.0).sum()
-
-        def one(flat: Array, keep: Array) -> Any:
-            def gradients(flat: Array) -> tuple[Array, Array]:
-                return jax.grad(self.model.flat_log_prior)(flat), jax.grad(kept)(flat, keep)
-
-            found, change = jax.linearize(gradients, flat)
-            return found, jax.vmap(change)(jnp.asarray(self.along))
-
-        found, changes = self._each(one, q, self.keep)
-        prior, rows = (
-            Slope(self.take(gradient), self._blocks(change))
-            for gradient, change in zip(found, changes, strict=True)
-        )
-        return prior, jax.tree.map(jnp.add, prior, rows)
-
     def normal_prior(self, q: Array, at: Array, slope: Slope) -> Prior:
         """What the cells' normal prior is, given the globals of positions, from its slope."""
         factor, definite = cholesky(self._padded(-slope.hessian))
         step = solve_upper(factor, solve_lower(factor, slope.gradient))
         centre = jnp.where(self.real[..., None], at + step, 0.0)
         q = self.place(q, centre)
-        value = self._each(self.model.flat_log_prior, q) + log_volume(factor).sum(axis=0)
+        value = self.each(self.model.flat_log_prior, q) + log_volume(factor).sum(axis=0)
         return Prior(q, centre, factor, jnp.where(definite.all(axis=0), value, jnp.nan))
 
     def placed(self, q: Array, size: int) -> tuple[Prior, Placed]:
@@ -250,7 +217,7 @@ class _Cells(Cells):
             of_cell = jnp.concatenate([weight, jnp.full((1, shape[2]), outside)])
             of_row = jnp.where(self.keep, of_cell[self.row_cell], 0.0)
             there = self.place(prior.position, placed.mode + away)
-            slope = total[0] + self._each(jax.grad(weighed), there, of_row)
+            slope = total[0] + self.each(jax.grad(weighed), there, of_row)
             away = jnp.broadcast_to(away, shape)
             square = total[2] + weight[:, None, None] * away[:, :, None] * away[:, None]
             return (slope, total[1] + weight[:, None] * away, square), None
@@ -278,7 +245,7 @@ class _Cells(Cells):
         points = jnp.concatenate([mean + away, mean - away])
 
         def add(total: Array, u: Array) -> tuple[Array, None]:
-            return total + self._each(jax.grad(self.model.flat_log_prior), self.place(q, u)), None
+            return total + self.each(jax.grad(self.model.flat_log_prior), self.place(q, u)), None
 
         return jax.lax.scan(add, jnp.zeros_like(q), points)[0] / len(points)
 
