@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from foldwise.folds.folds import Folds
-from foldwise.models.evaluate import begin_to_compile
+from foldwise.models.evaluate import gradients_program, rows_program
 from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
 from foldwise.models.structure import find_cells, without_cells
@@ -257,6 +257,8 @@ class Task(NamedTuple):
 def _by_chains(tasks: Sequence[Task], goal: Goal, bar: Progress) -> list[CVResult]:
     """Results of tasks that are sampled side by side: chains for every fold."""
     tasks, why_all = _of_globals(tasks)
+    for task in tasks:
+        task.model.check_gradient()
     runs = [
         prepared(t.model, t.folds, t.fit, t.settings, goal.draws, bar, len(tasks), t.seen)
         for t in tasks
@@ -538,6 +540,7 @@ def _begin_to_compile(
     ``alone``: parameters of groups are integrated out, where there are any.
     """
     model = models[0]
+    rows_program(model)  # what is looked at first
     by_class = any(rule.discrete for rule in needs.rules_of(settings.scores).values())
     cells_used = alone and not others(settings.scores) and _have_cells(models[:1])
     if not by_class and not weighted and not cells_used and fold_metrics_fit(model, folds):
@@ -545,6 +548,6 @@ def _begin_to_compile(
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
     if cells_used:
-        # in the order in which they are waited for
         cells.begin_to_compile(model, find_cells(model, model.probes()))
-    begin_to_compile(model)
+    else:
+        gradients_program(model)

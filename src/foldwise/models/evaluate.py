@@ -162,14 +162,8 @@ def _standing(model: Rows) -> Motion:
     return Motion(np.float64(0.0), np.int32(1), np.zeros((d, d) if dense else d))
 
 
-def begin_to_compile(model: Rows) -> None:
-    """Let the programs of this module compile in the background; who calls one waits for it."""
-    gradients_program(model)
-    rows_program(model)
-
-
 def gradients_program(model: Rows) -> Any:
-    """The program of :func:`trajectories` and :func:`gradients`."""
+    """The program of :func:`trajectories` and :func:`gradients`, which compiles meanwhile."""
 
     def follow(points: Points, motion: Motion) -> tuple[Array, ...]:
         return _follow(model, points, motion)
@@ -225,7 +219,7 @@ def rows_at(
 
 
 def rows_program(model: Rows) -> tuple[Any, int]:
-    """The program of :func:`rows_at`, and the size of its batches."""
+    """The program of :func:`rows_at`, which compiles meanwhile, and the size of its batches."""
 
     def prior_and_rows(q: Array) -> tuple[Array, Array]:
         return model.flat_log_prior(q), model.flat_log_likelihood(q)

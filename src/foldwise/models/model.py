@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from foldwise.models.evaluate import gradients, rows_at
 from foldwise.models.given_rows import GivenRows
+from foldwise.models.observed import observed, own_copy, same
 from foldwise.models.purity import Trace, trace, unjitted
 from foldwise.support.runtime import forget_constants, precision_context
 
@@ -114,8 +115,8 @@ class Model(GivenRows):
         if not callable(self.log_prior):
             raise TypeError(f"log_prior must be a function of a position, got {self.log_prior!r}")
         if self.y is not None:
-            self.__dict__["_given_y"] = _observed(self.y, self.n_obs)
-            object.__setattr__(self, "y", _own_copy(self.__dict__["_given_y"]))
+            self.__dict__["_given_y"] = observed(self.y, self.n_obs)
+            object.__setattr__(self, "y", own_copy(self.__dict__["_given_y"]))
         if self.joint_log_likelihood is not None:
             self._take_joint()
         elif self.joint_simulate is not None:
@@ -222,10 +223,16 @@ class Model(GivenRows):
         """A flat starting position; jittered when ``init`` is one fixed position."""
         if callable(self.init):
             return self.flatten(self.init(key))
-        flat = self.flatten(self._template)
         # on the host: JAX would compile for it
         words = np.asarray(jax.random.key_data(key))
-        return flat + 0.1 * np.random.default_rng(words).normal(size=flat.shape)
+        noise = np.random.default_rng(words).normal(size=self.start.shape)
+        return jnp.asarray(self.start + 0.1 * noise)
+
+    @cached_property
+    def start(self) -> Float[np.ndarray, " d"]:
+        """The flat position that ``init`` is, or that it gives for the first key."""
+        leaves = jax.tree.leaves(self._template)
+        return np.concatenate([leaf.ravel() for leaf in leaves])
 
     def _function(self, name: str) -> Callable[..., Array]:
         """The function called ``name``; raises where the model has none."""
@@ -311,6 +318,7 @@ class Model(GivenRows):
         """Evaluate the model at its starting point; raise an error that says what is wrong."""
         self.check_shapes()
         self.check_values()
+        self.check_gradient()
 
     def check_shapes(self) -> None:
         """Raise unless the log prior is a number and the log likelihood one for each row.
@@ -356,7 +364,7 @@ class Model(GivenRows):
         return self.flat_log_prior(flat), self.flat_log_likelihood(flat)
 
     def _check_same(self, found: Trace) -> None:
-        if self.y is not None and not _same(self.__dict__["_given_y"], self.y):
+        if self.y is not None and not same(self.__dict__["_given_y"], self.y):
             raise ValueError(
                 "y must stay what it was when the model was made, but it has been changed in place "
                 "since; make a new Model of the new data"
@@ -382,8 +390,7 @@ class Model(GivenRows):
 
     def probes(self) -> Float[np.ndarray, "2 d"]:
         """The starting point, and one near it where no coefficient is zero."""
-        with precision_context("float64"):
-            start = np.asarray(self.flatten(self._template))
+        start = self.start
         return np.stack([start, start + 0.1 * np.random.default_rng(0).normal(size=start.shape)])
 
     def _kept_densities(
@@ -493,15 +500,11 @@ class Model(GivenRows):
             )
 
     def check_values(self) -> None:
-        """Raise unless densities and gradient at the starting point are what HMC can work with.
-
-        And unless they are the same whenever they are evaluated.
-        """
+        """Raise unless densities at the starting point are numbers, whenever they are evaluated."""
         self.check_same()
         points = self.probes()
         kept = self._kept_densities(np.concatenate([points, points]))
-        ends = gradients(self, points)
-        (prior, rows), gradient = kept[0], ends.gradient[0]
+        prior, rows = kept[0]
         if not np.isfinite(prior):
             raise ValueError(
                 f"log_prior must be finite at the starting position, but is {prior}; choose "
@@ -514,68 +517,37 @@ class Model(GivenRows):
                 f"rows are not at the starting position, first row {bad[0]} ({rows[bad[0]]}); "
                 "look for missing values (NaN) in the data and drop or impute those rows"
             )
-        wrong = ~np.isfinite(np.asarray(gradient))
+        for k in range(len(points)):
+            once, twice = (np.hstack(pair) for pair in (kept[k], kept[k + len(points)]))
+            _check_equal(once, twice, _ROUNDING * _total_size(once))
+        self.__dict__["_evaluated"] = True
+
+    def check_gradient(self) -> None:
+        """Raise unless the gradient at the starting point is what HMC can work with.
+
+        And unless its program agrees with that of the densities. Looked at once.
+        """
+        if self.__dict__.get("_has_gradient"):
+            return
+        points = self.probes()
+        kept, ends = self._kept_densities(points), gradients(self, points)
+        wrong = ~np.isfinite(np.asarray(ends.gradient[0]))
         if wrong.any():
             raise ValueError(
                 "the gradient of the log density must be finite at the starting position, but "
                 f"{wrong.sum()} of {wrong.size} entries are not; choose another init, or guard "
                 "jnp.where branches that divide by or take logs of zero"
             )
-        self._check_agreement(kept, ends.log_density)
-        self.__dict__["_evaluated"] = True
-
-    def _check_agreement(
-        self, kept: list[tuple[np.ndarray, np.ndarray]], log_density: Float[np.ndarray, " point"]
-    ) -> None:
-        """Raise unless points that come twice, and two programs, give the same densities.
-
-        ``kept`` are densities at points that come twice, ``log_density`` another program's.
-        """
-        for k, total in enumerate(log_density):
-            once, twice = (np.hstack(pair) for pair in (kept[k], kept[k + len(log_density)]))
-            size = np.abs(once[np.isfinite(once)]).sum()
-            _check_equal(once, twice, _ROUNDING * size)
+        for pair, total in zip(kept, ends.log_density, strict=True):
+            once = np.hstack(pair)
             with np.errstate(invalid="ignore"):  # infinities of either sign, away from the start
                 whole = once.sum(keepdims=True)
-            _check_equal(whole, np.array([total]), _PROGRAMS * size)
+            _check_equal(whole, np.array([total]), _PROGRAMS * _total_size(once))
+        self.__dict__["_has_gradient"] = True
 
 
-def _observed(y: Any, n_obs: int) -> np.ndarray:
-    """Observed values as an array, which shares the caller's memory where it can."""
-    if np.ma.is_masked(y):
-        first = int(np.argwhere(np.ma.getmaskarray(y))[0][0])
-        raise ValueError(f"y must not be masked, but row {first} is; drop or impute such rows")
-    values = np.asarray(y)
-    if values.shape[:1] != (n_obs,):
-        raise ValueError(
-            f"the first axis of y must have length n_obs={n_obs}, but y has shape {values.shape}"
-        )
-    missing = _missing(values)
-    if missing.any():
-        first = int(np.argwhere(missing)[0][0])
-        raise ValueError(f"y must not hold NaN, but row {first} does; drop or impute such rows")
-    return values
-
-
-def _missing(values: np.ndarray) -> np.ndarray:
-    """Where values are NaN or, among objects, None."""
-    if values.dtype.kind == "O":
-        return np.array([v is None or v != v for v in values.ravel()]).reshape(values.shape)
-    return np.isnan(values) if values.dtype.kind in "fc" else np.zeros(values.shape, bool)
-
-
-def _own_copy(y: np.ndarray) -> np.ndarray:
-    """Values that nobody else can change; whole numbers wide, so that y + 1 does not overflow."""
-    narrow = y.dtype.kind in "iu" and y.dtype.itemsize < 8
-    if not narrow and y.flags.owndata and not y.flags.writeable:
-        return y
-    own = np.array(y, np.int64 if narrow else y.dtype)
-    own.setflags(write=False)
-    return own
-
-
-def _same(one: np.ndarray, two: np.ndarray) -> bool:
-    return one is two or np.array_equal(one, two)
+def _total_size(values: np.ndarray) -> float:
+    return float(np.abs(values[np.isfinite(values)]).sum())
 
 
 def _check_equal(one: np.ndarray, two: np.ndarray, tolerance: float) -> None:

@@ -82,7 +82,8 @@ def fit(
     check_count("chains", chains, 2)
     check_count("draws", draws, 100)
     check_count("warmup", warmup, 100)
-    model.check()
+    model.check_shapes()
+    model.check_values()
     import_meanwhile("arviz_stats.base", "xarray")
     seed, began = resolve_seed(seed), time.perf_counter()
     with Progress(progress) as bar:
@@ -95,6 +96,7 @@ def fit(
                 "that do not, and integrals that can be relied on, but this model has not; leave "
                 "marginal out"
             )
+        model.check_gradient()
         starts, spent = starting_points(model, chains, seed)
         run = draw_nuts(model, starts, draws, warmup, seed, bar)
     result = _made(model, run, seed, began, spent)
@@ -115,6 +117,7 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
     alone = _of_globals(model, seed, bar) if marginal else None
     if alone is not None:
         return alone
+    model.check_gradient()
     for run in draw_pooled(model, seed, bar) if suits(model) else ():
         result = _made(model, run, seed, began)
         stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0

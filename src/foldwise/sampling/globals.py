@@ -21,7 +21,7 @@ from foldwise.models.model import Model
 from foldwise.models.structure import Structure, find_cells, without_cells
 from foldwise.sampling.pooled import Draws
 from foldwise.sampling.proposals import Mixture, climb, fitted
-from foldwise.sampling.starts import starting_points
+from foldwise.sampling.starts import near_init, normal_range, spread_out
 from foldwise.scores.cells import conditional_draws, log_integrals
 from foldwise.scores.nodes import RULES, rule
 from foldwise.support.progress import Progress
@@ -30,8 +30,9 @@ from foldwise.support.seeds import Stream, generator
 # Up to this many globals a mixture can fit their posterior.
 MOST_GLOBALS = 15
 CHAINS, DRAWS = 4, 1000
-# Starts that are climbed from.
-_STARTS = 8
+# Starts that are climbed from, how far to either side the prior's curvature there is looked at, and
+# nats a row or parameter may have lost at one: a row ten sds out.
+_STARTS, _PRIOR_STEP, _MOST_LOST = 8, 1e-2, 50.0
 # Points at which rules are compared, and to how many nats they must agree on differences of the
 # log density there.
 _LOOKED_AT, _TOLERANCE = 64, 5e-3
@@ -45,16 +46,15 @@ def draw_globals(
     if not len(structure) or not 0 < len(structure.globals) <= MOST_GLOBALS:
         return None
     bar.start(f"full-data fit{model.label}: {structure}")
-    starts, spent = starting_points(model, _STARTS, seed, structure)
     marginal = Marginal(model, structure, model.probes()[:1])
-    found = _drawn(marginal, starts[:, structure.globals], seed, draws, chains)
+    found = _drawn(marginal, _starts(marginal, seed), seed, draws, chains)
     if found is None:
         return None
     drawn, failed = conditional_draws(model, structure, marginal.placed(found), seed)
     # what was found at the starting point must hold at the draws, or other parameters are coupled
     if failed.any() or find_cells(model, drawn).digest != structure.digest:
         return None
-    return _of_chains(marginal, drawn, spent, chains)
+    return _of_chains(marginal, drawn, chains)
 
 
 def draw_small(
@@ -66,7 +66,35 @@ def draw_small(
     bar.start(f"full-data fit{model.label}: a mixture of t densities")
     marginal = Marginal(model, without_cells(model), model.probes()[:1])
     found = _drawn(marginal, starts, seed, DRAWS, CHAINS)
-    return None if found is None else _of_chains(marginal, found, 0, CHAINS)
+    return None if found is None else _of_chains(marginal, found, CHAINS)
+
+
+def _starts(marginal: Marginal, seed: int) -> Float[np.ndarray, "start g"]:
+    """Starts of the globals: near ``init``, and all over their prior."""
+    model, chosen = marginal.model, marginal.structure.globals
+    near, init = (points[..., chosen] for points in near_init(model, _STARTS, seed))
+    if callable(model.init):
+        return near
+    lost = _MOST_LOST * (model.n_obs + model.dimension)
+    return spread_out(near, init, marginal.slopes, _prior_range(marginal, init), lost, seed)[0]
+
+
+def _prior_range(
+    marginal: Marginal, init: Float[np.ndarray, " g"]
+) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, " g"]]:
+    """Centre and sd of the normal prior with the slope and curvature of the globals' at ``init``.
+
+    From values of log p(g), which rounding leaves with eps |log p(g)|, at steps to either side.
+    """
+    none = np.zeros(marginal.model.n_obs, bool)
+    prior = Marginal(marginal.model, marginal.structure, marginal.reference, none)
+    step = _PRIOR_STEP * (1.0 + np.abs(init))
+    values = prior(np.concatenate([init[None], init - np.diag(step), init + np.diag(step)]))
+    here, (before, after) = values[0], np.split(values[1:], 2)
+    with np.errstate(invalid="ignore"):
+        curvature = (2.0 * here - before - after) / step**2
+        noise = 100.0 * np.finfo(float).eps * (1.0 + np.abs(here)) / step**2
+        return normal_range(init, (after - before) / (2.0 * step), curvature, noise)
 
 
 def _drawn(
@@ -81,13 +109,11 @@ def _drawn(
     return None if proposal is None else _metropolis(marginal, proposal, draws, chains, rng)
 
 
-def _of_chains(
-    marginal: Marginal, drawn: Float[np.ndarray, "draw d"], spent: int, chains: int
-) -> Draws:
+def _of_chains(marginal: Marginal, drawn: Float[np.ndarray, "draw d"], chains: int) -> Draws:
     positions = drawn.reshape(chains, -1, marginal.model.dimension)
     sampled = marginal.structure.globals if len(marginal.structure) else None
     unknown = np.full(chains, np.nan)
-    return Draws(positions, unknown, 0, spent + marginal.evaluations, sampled=sampled)
+    return Draws(positions, unknown, 0, marginal.evaluations, sampled=sampled)
 
 
 class Marginal:

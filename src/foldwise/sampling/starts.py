@@ -5,20 +5,20 @@ Chains that all start at one place find one mode, and then agree about it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from foldwise.models.evaluate import gradients
 from foldwise.models.model import Model
-from foldwise.models.structure import Structure
 from foldwise.support.runtime import precision_context
 from foldwise.support.seeds import Stream, generator, words
 
-# Starts are uniform in this many prior sds on either side, as Stan's are in its coordinates, and
-# every other pair of them in ``_WIDER`` times as many: the prior's curvature at ``init`` may be
-# that of one of its modes. A coordinate whose prior has no curvature counts as having an sd of one.
-_REACH, _WIDER = 2.0, 5.0
+# Starts are uniform in this many prior sds on either side, as Stan's are in its coordinates. A
+# coordinate whose prior has no curvature counts as having an sd of one.
+_REACH = 2.0
 # One start in this many is near ``init``.
 _NEAR = 4
 # Steps uphill for starts whose density is lower than at ``init``, and by how much steps grow when
@@ -30,88 +30,108 @@ _MOST_LOST, _NEARER, _TRIES = 50.0, 0.25, 4
 # A chain is lost in a place whose posterior mass is exp(-20) of what others found.
 _NEGLIGIBLE = 20.0
 
+Points = Float[np.ndarray, "point d"]
+# Log densities at points, and their gradients.
+Slopes = Callable[[Points], tuple[Float[np.ndarray, " point"], Points]]
 
-def starting_points(
-    model: Model, count: int, seed: int, structure: Structure | None = None
-) -> tuple[Float[np.ndarray, "start d"], int]:
+
+def starting_points(model: Model, count: int, seed: int) -> tuple[Points, int]:
     """``count`` distinct starts, and the number of gradients that finding them took.
 
     Where ``init`` is a function it gives them all. Else one in four is near ``init``; the others
     are spread over the prior, in pairs on opposite sides of its centre, brought uphill until
-    they are as high as ``init``, and nearer to it where they cannot be. Where a ``structure`` is
-    given, the prior is looked at along all its cells at once: thousands of them take no longer.
+    they are as high as ``init``, and nearer to it where they cannot be.
     """
+    near, init = near_init(model, count, seed)
+    if callable(model.init):
+        return near, 0
+
+    def slopes(points: Points) -> tuple[np.ndarray, np.ndarray]:
+        ends = gradients(model, points)
+        return ends.log_density, ends.gradient
+
+    lost = _MOST_LOST * (model.n_obs + model.dimension)
+    starts, spent = spread_out(near, init, slopes, _prior_range(model, init), lost, seed)
+    return starts, spent + 2 * model.dimension
+
+
+def near_init(model: Model, count: int, seed: int) -> tuple[Points, Float[np.ndarray, " d"]]:
+    """``count`` positions near ``init``, or that it gives where it is a function, and one of it."""
     of_starts = [words(seed, Stream.FIT_CHAINS, k, count=4)[:2] for k in range(count)]
     with precision_context("float64"):
         keys = [jax.random.wrap_key_data(key) for key in np.stack(of_starts).astype(np.uint32)]
         near = np.stack([np.asarray(model.initial(key), float) for key in keys])
-        init = np.asarray(model.flatten(model._template), float)
-    if callable(model.init):
-        return near, 0
+    return near, model.start
+
+
+def spread_out(
+    near: Points,
+    init: Float[np.ndarray, " d"],
+    slopes: Slopes,
+    prior: tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]],
+    most_lost: float,
+    seed: int,
+) -> tuple[Points, int]:
+    """Starts all over the ``prior``, its centre and sds, of a density; one in four stays ``near``.
+
+    And the number of points at which ``slopes`` were needed. ``most_lost`` nats below ``init``
+    is too low.
+    """
+    (centre, scale), (count, d) = prior, near.shape
     starts, far = near.copy(), np.flatnonzero(np.arange(count) % _NEAR)
-    level = float(gradients(model, init[None]).log_density[0])
-    lowest = level - _MOST_LOST * (model.n_obs + model.dimension)
-    sets = _moved_together(model, structure)
-    centre, scale = _prior_range(model, init, sets)
-    side = generator(seed, Stream.SPREAD).uniform(-_REACH, _REACH, (count, model.dimension))
-    starts[far] = (
-        centre + scale * np.stack([side, -side], axis=1).reshape(2 * count, -1)[: len(far)]
-    )
-    spent = 1 + 2 * len(sets)
+    level = float(slopes(init[None])[0][0])
+    side = generator(seed, Stream.SPREAD).uniform(-_REACH, _REACH, (count, d))
+    pairs = np.stack([side, -side], axis=1).reshape(2 * count, -1)[: len(far)]
+    starts[far], spent = centre + scale * pairs, 1
     for _ in range(_TRIES):
-        starts[far], reached, steps = _uphill(model, starts[far], scale, level)
+        starts[far], reached, steps = _uphill(slopes, starts[far], scale, level)
         spent += steps
-        far = far[~(reached >= lowest)]
+        far = far[~(reached >= level - most_lost)]
         starts[far] = init + _NEARER * (starts[far] - init)
     starts[far] = near[far]
     return starts, spent
 
 
-def _moved_together(
-    model: Model, structure: Structure | None
-) -> list[Int[np.ndarray, " coordinate"]]:
-    """Sets of coordinates that the prior does not couple with others of their set: most, each."""
-    if structure is None:
-        return [*np.arange(model.dimension)[:, None]]
-    of_cells = [column[column >= 0] for column in structure.coordinates.T]
-    return [*structure.globals[:, None], *(column for column in of_cells if column.size)]
-
-
 def _prior_range(
-    model: Model, init: Float[np.ndarray, " d"], sets: list[Int[np.ndarray, " coordinate"]]
+    model: Model, init: Float[np.ndarray, " d"]
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
     """Centre and sd of the normal prior that has this one's slope and curvature at ``init``.
 
-    Slopes by central differences, along the coordinates of each of the ``sets`` at once. The centre
-    is at most ``_REACH`` sds from ``init``: far from its mode a prior may be anything but normal.
+    Slopes by central differences.
     """
-    step = 1e-3 * (1.0 + np.abs(init))
-    moved = np.tile(init, (2, len(sets), 1))
-    for k, members in enumerate(sets):
-        moved[:, k, members] += np.outer([-1.0, 1.0], step[members])
-    none = np.zeros((1, model.n_obs), bool)
-    slopes = gradients(model, moved.reshape(-1, model.dimension), none).gradient.reshape(
-        moved.shape
-    )
-    before, after = np.empty((2, model.dimension))
-    for k, members in enumerate(sets):
-        before[members], after[members] = slopes[:, k, members]
+    d, step = model.dimension, 1e-3 * (1.0 + np.abs(init))
+    moved = np.concatenate([init - np.diag(step), init + np.diag(step)])
+    slopes = gradients(model, moved, np.zeros((1, model.n_obs), bool)).gradient
+    before, after = slopes[:d].diagonal(), slopes[d:].diagonal()
     with np.errstate(invalid="ignore", over="ignore"):
         curvature = (before - after) / (2.0 * step)
-        slope = 0.5 * (before + after)
         noise = 1e-10 * (np.abs(before) + np.abs(after)) / step
-        curved = np.isfinite(curvature) & np.isfinite(slope) & (curvature > noise)
+        return normal_range(init, 0.5 * (before + after), curvature, noise)
+
+
+def normal_range(
+    init: Float[np.ndarray, " d"],
+    slope: Float[np.ndarray, " d"],
+    curvature: Float[np.ndarray, " d"],
+    noise: Float[np.ndarray, " d"],
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
+    """Centre and sd of the normal density that has this slope and curvature at ``init``.
+
+    A curvature that is no more than ``noise`` is none. The centre is at most ``_REACH`` sds from
+    ``init``: far from its mode a prior may be anything but normal.
+    """
+    curved = np.isfinite(curvature) & np.isfinite(slope) & (curvature > noise)
     curvature, slope = np.where(curved, curvature, 1.0), np.where(curved, slope, 0.0)
     scale = curvature**-0.5
     return init + np.clip(slope / curvature, -_REACH * scale, _REACH * scale), scale
 
 
 def _uphill(
-    model: Model,
-    position: Float[np.ndarray, "start d"],
+    slopes: Slopes,
+    position: Points,
     scale: Float[np.ndarray, " d"],
     level: float,
-) -> tuple[Float[np.ndarray, "start d"], Float[np.ndarray, " start"], int]:
+) -> tuple[Points, Float[np.ndarray, " start"], int]:
     """Take starts along the gradient to where the log density is ``level``.
 
     Returns positions, log densities and the number of gradients.
@@ -121,9 +141,9 @@ def _uphill(
     """
     if not len(position):
         return position, np.zeros(0), 0
-    length, here = np.full(len(position), 0.5), gradients(model, position)
-    density, gradient = here.log_density, here.gradient
-    position, spent = position.copy(), len(position)
+    length, (density, gradient) = np.full(len(position), 0.5), slopes(position)
+    density, gradient, position = density.copy(), gradient.copy(), position.copy()
+    spent = len(position)
     for _ in range(_CLIMB):
         low = np.flatnonzero(~(density >= level))
         if not low.size:
@@ -133,13 +153,13 @@ def _uphill(
             uphill /= np.linalg.norm(uphill, axis=1, keepdims=True)
         uphill = np.where(np.isfinite(uphill), uphill, 0.0)
         proposed = position[low] + length[low, None] * scale * uphill
-        there = gradients(model, proposed)
-        better = there.log_density > density[low]
+        there, slope = slopes(proposed)
+        better = there > density[low]
         length[low] *= np.where(better, _GROW, _SHRINK)
         found = low[better]
         spent += len(low)
-        position[found], density[found] = proposed[better], there.log_density[better]
-        gradient[found] = there.gradient[better]
+        position[found], density[found] = proposed[better], there[better]
+        gradient[found] = slope[better]
     return position, density, spent
 
 

@@ -215,7 +215,8 @@ def _of_values(asked: Asked, values: Values, positions: Float[np.ndarray, "draw 
     t = m if alike else np.empty_like(m)
     rows = None if needs.by_row is None else np.empty((needs.by_row.shape[0], count))
     full_folds = np.full(len(folds), -np.inf)
-    full_rows = np.full(len(folds.test_rows), -np.inf)
+    # of no use without scores by row
+    full_rows = np.full(len(folds.test_rows), np.nan if rows is None else -np.inf)
     entries = (np.ones(len(folds.test_rows)), folds.test_rows, folds.test_start)
     test = scipy.sparse.csr_array(entries, (len(folds), folds.n))
     for part, found in values.at(positions):
@@ -229,8 +230,9 @@ def _of_values(asked: Asked, values: Values, positions: Float[np.ndarray, "draw 
             full_folds = np.logaddexp(
                 full_folds, scipy.special.logsumexp(_times(test, density), axis=1)
             )
-            row_sum = scipy.special.logsumexp(density, axis=1)
-            full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
+            if rows is not None:
+                row_sum = scipy.special.logsumexp(density, axis=1)
+                full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
     by_draw = {"left_out": m} | ({} if alike else {"tested": t})
     by_draw |= {} if rows is None else {"rows": rows}
     return _AtDraws(by_draw, full_folds, full_rows, values.unsettled.copy())

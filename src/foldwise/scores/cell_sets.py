@@ -27,7 +27,6 @@ from foldwise.scores.cells import (
     NOTHING,
     Derived,
     Integrals,
-    draws_of_a_call,
     log_integrals,
 )
 from foldwise.scores.nodes import HERMITE, RULES, WIDE, rule
@@ -39,6 +38,8 @@ TOLERANCE, TOTAL_TOLERANCE = 1e-4, 0.01
 _ANOTHER_MODE = 1e-3
 # Sets of a cell that get nodes of their own without asking whether those of all rows would do.
 _FEW_SETS = 3
+# Draws at which rules are compared.
+_LOOKED_AT = 64
 # Draws that are held at once: of this many values.
 _VALUES = 2**22
 
@@ -251,7 +252,7 @@ class Values:
         self.tolerance = min(TOLERANCE, TOTAL_TOLERANCE / max(self.count, 1))
         self.bent, self.passes = False, list[_Pass]()
         if len(structure):
-            some = np.linspace(0, len(draws) - 1, draws_of_a_call(model)).astype(int)
+            some = np.linspace(0, len(draws) - 1, _LOOKED_AT).astype(int)
             self._settle(draws[np.unique(some)])
 
     def at(

@@ -20,8 +20,9 @@ along a line from the draw's own u.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from foldwise.models.evaluate import in_batches
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.nodes import RULES, Rule, rule
@@ -51,8 +51,10 @@ LINE_POINTS = 6
 _EVEN, _FINE_FIRST = np.linspace(0.0, 1.0, 17), np.sinh(np.linspace(0.0, 5.0, 49)) / np.sinh(5.0)
 # Relative departure of the prior's gradient from linear that is still rounding.
 _LINEAR = 1e-7
-# Row values of the draws that are worked on side by side, and draws in one call.
-_CACHE_VALUES, _CALL_DRAWS = 2**16, 32
+# Row values of the draws that are worked on side by side, and how many these are at most; and draws
+# that a lane has room for in a call, fewer where they would give more numbers than this.
+_CACHE_VALUES, _TOGETHER = 2**16, 32
+_CALL_DRAWS, _CALL_VALUES = 256, 2**20
 
 
 class Derived(NamedTuple):
@@ -101,12 +103,10 @@ def log_integrals(
 
     ``bent`` says that the conditional prior is not normal.
     """
-    program, batch = _program(model, structure, derived, bent)
-
-    def integrals(part: np.ndarray, shared: Any) -> Integrals:
-        return program((part, np.zeros((batch, 2), np.uint32)), (*shared, np.int32(0)))[0]
-
-    found = in_batches(integrals, batch, draws, (keep, nodes, derived))
+    program = _program(model, structure, derived, bent)
+    keys = np.zeros((len(draws), 2), np.uint32)
+    calls = program.calls((draws, keys), (keep, nodes, derived, np.int32(0)))
+    found = [integrals for integrals, _, _ in calls]
     return Integrals(*(np.concatenate(parts).T for parts in zip(*found, strict=True)))
 
 
@@ -126,18 +126,14 @@ def conditional_draws(
     where the ratio of the two densities is at most three times its mean, what is left of the first
     step is (2/3)^STEPS, under 1 %.
     """
-    program, batch = _program(model, structure, NOTHING, bent=False)
+    program = _program(model, structure, NOTHING, bent=False)
     keys = words(seed, Stream.CELLS, count=2 * len(draws)).reshape(-1, 2)
     shared = (np.ones(model.n_obs, bool), _no_nodes(structure), NOTHING, np.int32(STEPS))
-    drawn, failed = np.empty_like(draws), np.empty(len(draws), bool)
-    for first in range(0, len(draws), batch):
-        part = slice(first, min(first + batch, len(draws)))
-        given = (np.resize(draws[part], (batch, draws.shape[1])), np.resize(keys[part], (batch, 2)))
-        found, drawn_there, nowhere = program(given, shared)
-        size = part.stop - first
-        drawn[part] = drawn_there[:size]
-        failed[part] = (found.failed | found.bent | nowhere)[:size].any(axis=1)
-    return drawn, failed
+    drawn, failed = [], []
+    for found, drawn_there, nowhere in program.calls((draws, keys), shared):
+        drawn.append(drawn_there)
+        failed.append((found.failed | found.bent | nowhere).any(axis=1))
+    return np.concatenate(drawn), np.concatenate(failed)
 
 
 def _no_nodes(structure: Structure) -> Rule:
@@ -145,38 +141,72 @@ def _no_nodes(structure: Structure) -> Rule:
     return rule(RULES[dimensions][0], dimensions)._replace(real=np.int32(0))
 
 
-def draws_of_a_call(model: Model) -> int:
-    """Draws that one call works through: fewer cost as much."""
-    together = _together(model)
-    return max(_CALL_DRAWS // together, 1) * together * lanes()
+class _Program(NamedTuple):
+    """A compiled program of draws, with what they share, and how it takes them.
+
+    A lane has room for ``chunks`` times ``together`` draws in a call, but works only through as
+    many chunks as there are.
+    """
+
+    run: Any
+    chunks: int
+    together: int
+
+    def calls(self, given: tuple[np.ndarray, ...], shared: tuple[Any, ...]) -> Iterator[Any]:
+        """What the program gives at draws, a call at a time: the draws evenly over the lanes."""
+        count, room, side = len(given[0]), self.chunks * self.together, lanes()
+        for first in range(0, count, room * side):
+            size = min(count - first, room * side)
+            each = -(-size // side)
+            own = np.minimum(np.arange(each * side), size - 1).reshape(side, each)
+            place = first + own[:, np.arange(room) % each].ravel()
+            chunks = np.int32(-(-each // self.together))
+            found = self.run(tuple(part[place] for part in given), (*shared, chunks))
+            yield jax.tree.map(partial(_without_padding, room=room, each=each, size=size), found)
 
 
-def _together(model: Model) -> int:
-    """Draws that are worked on side by side, so that their rows stay in the cache of a core."""
-    return int(np.clip(_CACHE_VALUES // model.n_obs, 1, _CALL_DRAWS))
+def _without_padding(
+    found: Float[np.ndarray, "draw ..."], room: int, each: int, size: int
+) -> Float[np.ndarray, "draw ..."]:
+    by_lane = [found[first : first + each] for first in range(0, len(found), room)]
+    return np.concatenate(by_lane)[:size]
 
 
-def _program(model: Model, structure: Structure, derived: Derived, bent: bool) -> tuple[Any, int]:
-    """The program of integrals and of coordinates, and the number of draws of a call.
+def _program(model: Model, structure: Structure, derived: Derived, bent: bool) -> _Program:
+    """The program of integrals and of coordinates.
 
     One program, since most of it, to be compiled too, is the search for the modes.
     """
-    together, batch = _together(model), draws_of_a_call(model)
+    # side by side so many that their rows stay in the cache of a core
+    together = int(np.clip(_CACHE_VALUES // model.n_obs, 1, _TOGETHER))
+    columns = max(model.dimension, len(derived.cell), 1)
+    chunks = max(min(_CALL_DRAWS, _CALL_VALUES // columns) // together, 1)
     dimensions = int(structure.sizes.max())
 
-    def integrate(given: tuple[Array, Array], shared: tuple[Array, Rule, Derived, Array]) -> Any:
-        cells = Cells(model, structure, shared[0], bent)
-        chunks = jax.tree.map(lambda a: a.reshape(-1, together, a.shape[1]), given)
-        parts = jax.lax.map(lambda chunk: cells.at(chunk[0].T, chunk[1].T, *shared[1:]), chunks)
+    def integrate(given: Any, shared: tuple[Any, ...]) -> Any:
+        cells, real = Cells(model, structure, shared[0], bent), shared[-1]
+        parts = jax.tree.map(lambda a: a.reshape(chunks, together, a.shape[1]), given)
+
+        @jax.jit  # which is traced once for the two uses of it
+        def of_chunk(k: Array) -> Any:
+            q, keys = (part[k].T for part in parts)
+            return cells.at(q, keys, *shared[1:-1])
+
+        def add(k: Array, found: Any) -> Any:
+            return jax.tree.map(lambda all, one: all.at[k].set(one), found, of_chunk(k))
+
+        shapes = jax.eval_shape(of_chunk, jnp.int32(0))
+        begin = jax.tree.map(lambda one: jnp.zeros((chunks, *one.shape), one.dtype), shapes)
+        found = jax.lax.fori_loop(0, real, add, begin)
         return jax.tree.map(
-            lambda part: jnp.moveaxis(part, -1, 1).reshape(batch // lanes(), -1), parts
+            lambda part: jnp.moveaxis(part, -1, 1).reshape(chunks * together, -1), found
         )
 
+    room, rows = chunks * together * lanes(), np.zeros(model.n_obs, bool)
+    shared = (rows, rule(RULES[dimensions][0], dimensions), derived, np.int32(0), np.int32(0))
+    given = (np.zeros((room, model.dimension)), np.zeros((room, 2), np.uint32))
     what = ("cells", structure.digest, bent)
-    rows = np.zeros(model.n_obs, bool)
-    shared = (rows, rule(RULES[dimensions][0], dimensions), derived, np.int32(0))
-    given = (np.zeros((batch, model.dimension)), np.zeros((batch, 2), np.uint32))
-    return compiled(model, what, integrate, given, shared), batch
+    return _Program(compiled(model, what, integrate, given, shared), chunks, together)
 
 
 class Slope(NamedTuple):

@@ -380,6 +380,9 @@ class MarginalModel(Model):
         """Raise unless the functions of ``base`` are what they were."""
         self.base.check_same()
 
+    def check_gradient(self) -> None:
+        """Nothing: it comes from integrals, which say themselves where there are none."""
+
 
 # ---------------------------------------------------------------- small matrices
 
