@@ -97,6 +97,17 @@ def test_errors_of_both_kinds_add_up():
     assert result.mcse == pytest.approx(np.sqrt(score.own_variance + score.full_variance))
 
 
+def test_full_data_draws_move_scores_of_both_kinds_alike():
+    """Weights and bridges of the same folds: what a full-data draw adds has one sign."""
+    problem = regression()
+    model, folds = problem.model(), problem.folds[:6]
+    common = {"fit": fw.fit(model, seed=3, progress=False), "progress": False}
+    weights = fw.cross_validate(model, folds, method="importance", seed=4, **common)
+    chains = by_chains(model, folds, seed=5, **common)
+    one, two = (result.score("log").full_influence for result in (weights, chains))
+    assert np.corrcoef(one, two)[0, 1] > 0.9
+
+
 def test_all_by_weights_is_flagged_where_it_is_not_reliable():
     with pytest.warns(FoldWarning, match="uneven weights"):
         result = fw.cross_validate(

@@ -11,11 +11,13 @@ from functools import cache
 import numpy as np
 import pytest
 from problems import LinearProblem, regression
+from scipy.special import logsumexp
 
 import foldwise as fw
 from foldwise.models.structure import find_cells
 from foldwise.scores import importance
-from foldwise.scores.importance import by_importance, k_limit, smoothed
+from foldwise.scores.importance import by_importance
+from foldwise.scores.smoothing import k_limit, smoothed
 from foldwise.scores.weighing import FullSample
 
 SIZES = np.array([2, 3, 4, 6, 8])
@@ -160,25 +162,20 @@ def test_without_cells_it_is_pareto_smoothed_importance_sampling():
     theirs = loo(data, pointwise=True, reff=1.0)
     np.testing.assert_allclose(found.pareto_k, theirs.pareto_k, rtol=0, atol=1e-8)
     # half of the relative variances of the two means, of draws that are independent
-    weight = np.exp(smoothed(rows.T)[0]) * DRAWS
-    above = weight * np.exp(rows.T - theirs.elpd_i.values[:, None])
+    log_weight = smoothed(rows.T)[0]
+    plain_value = logsumexp(log_weight + rows.T, axis=1)
+    weight = np.exp(log_weight) * DRAWS
+    above = weight * np.exp(rows.T - plain_value[:, None])
     correction = 0.5 * (above.var(axis=1, ddof=1) - weight.var(axis=1, ddof=1)) / DRAWS
     value = found.folds["log"].value
-    np.testing.assert_allclose(value - correction, theirs.elpd_i, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(value - correction, plain_value, rtol=0, atol=1e-8)
+    # theirs differ by how the tail of the weights is smoothed alone
+    gap = (plain_value - theirs.elpd_i.values) / np.sqrt(found.folds["log"].variance)
+    assert np.abs(gap).max() < 0.3
+    assert gap.mean() < 0
     np.testing.assert_allclose(
         found.folds["log"].variance, (above - weight).var(axis=1, ddof=1) / DRAWS, atol=1e-12
     )
-
-
-def test_weights_that_are_equal_or_no_numbers():
-    m = np.random.default_rng(0).normal(size=(4, 200))
-    m[1], m[2, 3], m[3, 5] = 2.5, np.nan, -np.inf
-    weight, k = smoothed(m)
-    assert np.isfinite(weight[0]).all() and np.isfinite(k[0])
-    np.testing.assert_allclose(weight[1], -np.log(200.0))
-    assert k[1] == -np.inf
-    assert np.isnan(weight[2:]).all() and np.isnan(k[2:]).all()
-    np.testing.assert_allclose(np.exp(weight[:2]).sum(axis=1), 1.0, rtol=1e-12)
 
 
 def test_folds_that_cannot_be_relied_on_are_left_to_chains():
@@ -196,17 +193,6 @@ def test_folds_that_cannot_be_relied_on_are_left_to_chains():
         np.testing.assert_array_equal(some.folds[score].value, every.folds[score].value)
         first = by_importance(model, structure, folds[[0]], draws, ("log",), True).influence["log"]
         np.testing.assert_allclose(some.influence[score], first, rtol=0, atol=1e-12)
-
-
-def test_the_limit_of_pareto_k():
-    assert k_limit(100) == pytest.approx(0.5)
-    assert k_limit(10**6) == 0.7
-
-
-def test_uneven_weights():
-    k = np.array([0.3, 0.3, 0.65, 0.75, np.nan])
-    ess = np.array([1500.0, 1700.0, 1700.0, 3000.0, 3000.0])
-    assert importance.uneven(k, ess, 4000).tolist() == [True, False, False, True, True]
 
 
 # ---------------------------------------------------------------- in pieces

@@ -52,3 +52,18 @@ def test_clusters_far_apart_do_not_overlap(rng):
     found = join(low, high)
     assert np.isfinite(found.log_ratio) and np.isfinite(found.up).all()
     assert found.overlap < 1e-6
+
+
+def test_what_a_full_data_draw_adds_is_the_score_without_it_less(rng):
+    """A jackknife over full-data draws agrees with their influences, sign and size."""
+    levels, _ = normal_levels(rng, [0.0, 0.05, 0.12, 0.25, 0.5, 1.0])
+    full = levels[-1]
+    influence = way_through(levels).full_influence(full.scores.ravel())
+    some = np.arange(0, full.scores.size, 40)
+    whole, without = way_through(levels), []
+    for draw in some:
+        rest = np.delete(full.scores.ravel(), draw)[None]
+        without.append(way_through([*levels[:-1], Level(1.0, rest)]).log_r)
+    removed = (full.scores.size - 1) * (whole.log_r - np.array(without))
+    np.testing.assert_allclose(removed, influence[some], atol=0.15)
+    assert np.ptp(influence[some]) > 1.0

@@ -17,8 +17,9 @@ from foldwise.results.totals import finish_score
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.run import Settings
 from foldwise.scores import diagnostics
-from foldwise.scores.importance import Importance, uneven
+from foldwise.scores.importance import Importance
 from foldwise.scores.rules import LOG_SCORES, find_rule
+from foldwise.scores.smoothing import uneven
 from foldwise.scores.weighing import Scored
 
 if TYPE_CHECKING:

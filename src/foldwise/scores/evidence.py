@@ -296,9 +296,10 @@ class Estimate:
 
     ``variance`` is the Monte Carlo variance of each fold's score. That of their weighted sum has
     two parts: ``own_variance`` from the folds' draws and ``full_variance`` from the full-data
-    draws that all folds share, whose influences on the sum are ``full_influence``. ``spread`` is
-    the variance of the fold's averaged quantity over draws, ``noise`` that of its mean times the
-    number of draws: their ratio gives effective draws.
+    draws that all folds share; ``full_influence`` is what each of these adds to the sum, so that it
+    adds up with that of folds scored by weights. ``spread`` is the variance of the fold's averaged
+    quantity over draws, ``noise`` that of its mean times the number of draws: their ratio gives
+    effective draws.
     ``weighted`` says that draws count by the density of the test rows, whose tail then matters.
     ``weight`` is zero for folds whose score is not a number; they are left out of the total.
     ``stranded`` marks folds that rungs did not take to the full data, whose variance is infinite,

@@ -1,7 +1,7 @@
 """Scores of folds from the full-data draws alone: importance sampling, cells integrated out.
 
 With m and t of ``cell_sets.py``, the posterior of a fold has the weights w = exp(-m) at the
-full-data draws, which Pareto smoothing makes w', and
+full-data draws, which Pareto smoothing (``smoothing.py``) makes w', and
 
     log p(test rows | training rows) = log A / B,  A = mean of w' exp(t), B = mean of w'.
 
@@ -28,9 +28,10 @@ from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.at_draws import Asked, Evaluated, evaluated, nothing_known
-from foldwise.scores.diagnostics import ESS_LIMIT, PARETO_LIMIT
+from foldwise.scores.diagnostics import ESS_LIMIT
 from foldwise.scores.needs import classes_of, emitted
 from foldwise.scores.rules import LOG_SCORES
+from foldwise.scores.smoothing import smoothed, uneven, worth
 from foldwise.scores.weighing import (
     FullSample,
     Scored,
@@ -50,8 +51,6 @@ _NO_DRAWS = FullSample(np.zeros((0, 0)), 1, 1)
 VALUES, VALUES_SHARE = 2**25, 0.06
 # The same of what is smoothed at once, in several arrays that should stay in the cache.
 _BLOCK_VALUES = 2**20
-# The share of draws that weights must be worth as equal ones.
-_EVEN = 0.4
 # Relative differences that are no more than rounding.
 _ROUNDING = 1e-13
 # How much farther than the draws, and from how many of them, rows of density zero are looked for.
@@ -63,8 +62,8 @@ class Importance:
     """Scores of folds by importance sampling.
 
     ``pareto_k`` is the shape of the tail of each fold's weights, ``weight_ess`` how many equal
-    weights are worth as much. ``cut_off`` says that a left-out row has density zero close to the
-    draws, ``unsettled`` that integrals of the fold cannot be relied on.
+    weights are expected to be worth as much. ``cut_off`` says that a left-out row has density zero
+    close to the draws, ``unsettled`` that integrals of the fold cannot be relied on.
     ``used`` are the folds that the scores are for: all, or those that are reliable, and ``own``
     those of them that have draws of their own (``sampling/refits.py``). ``folds`` has the scores by
     name, ``rows`` those that are by row. ``influence`` is, by score, what each draw
@@ -91,26 +90,6 @@ class Importance:
     calibration: dict[str, np.ndarray] | None
     full_folds: Float[np.ndarray, " fold"]
     full_rows: Float[np.ndarray, " row"]
-
-
-def k_limit(draws: int) -> float:
-    """Pareto k up to which so many draws give a usable mean (Vehtari et al. 2024)."""
-    return min(PARETO_LIMIT, 1.0 - 1.0 / np.log10(draws))
-
-
-def uneven(
-    k: Float[np.ndarray, " fold"], weight_ess: Float[np.ndarray, " fold"], draws: int
-) -> Bool[np.ndarray, " fold"]:
-    """Folds whose weights are too uneven to be relied on.
-
-    Those with a Pareto k over its limit, and those whose weights are worth less than ``_EVEN`` of
-    the draws. k alone is not enough: it is itself uncertain, and where it comes out small by
-    chance, the largest weights are missing and the score is too high, by several of its errors. On
-    12,864 folds of linear models with exact answers (``bench/weights.py``), the rms error is 1.0
-    MCSE in every range of k up to 0.7 where weights are worth at least 0.4 of the draws, 1.3 where
-    they are worth 0.2 to 0.3, and over 2 below 0.15.
-    """
-    return ~((k <= k_limit(draws)) & (weight_ess >= _EVEN * draws))
 
 
 def by_importance(
@@ -198,8 +177,9 @@ def _block(how: _How, block: tuple[Members, Evaluated]) -> Importance:
     (members, found), (draws, structure, scores, everything, every) = block, how
     folds = every[members]
     weight, k = smoothed(found.left_out)
-    with np.errstate(invalid="ignore", over="ignore"):
-        weight_ess = 1.0 / (np.exp(weight) ** 2).sum(axis=1)
+    # weights of other draws than the full data's are bounded, and far from log-normal
+    expected = found.left_out if draws.excess is None else None
+    weight_ess = worth(weight, expected)
     joint, influence = _ratio(weight, found.tested, draws)
     finite = np.isfinite(joint.value)
     used = np.ones(len(folds), bool)
@@ -249,29 +229,6 @@ def _impossible_rows(model: Model, draws: FullSample) -> Bool[np.ndarray, " row"
     for _, rows in rows_at(model, wider):
         found |= ~np.isfinite(rows).all(axis=0)
     return found
-
-
-def smoothed(
-    log_ratio: Float[np.ndarray, "fold draw"],
-) -> tuple[Float[np.ndarray, "fold draw"], Float[np.ndarray, " fold"]]:
-    """Pareto-smoothed log weights, summing to one, and the Pareto k of each fold.
-
-    ``log_ratio`` is m: weights before smoothing are exp(-m). A fold with values that are no number
-    has none, and one whose weights are all equal has k = -inf.
-    """
-    from arviz_stats.base import array_stats
-
-    weights = np.full_like(log_ratio, np.nan)
-    k = np.full(len(log_ratio), np.nan)
-    good = np.isfinite(log_ratio).all(axis=1)
-    flat = good & (np.ptp(log_ratio, axis=1) < 1e-12)
-    weights[flat], k[flat] = -np.log(log_ratio.shape[1]), -np.inf
-    some = good & ~flat
-    if some.any():
-        found, shape = array_stats.psislw(log_ratio[some])
-        weights[some] = found - scipy.special.logsumexp(found, axis=1)[:, None]
-        k[some] = shape
-    return weights, k
 
 
 def _ratio(

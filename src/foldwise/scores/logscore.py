@@ -226,7 +226,8 @@ def _bridge_some(
         partner_variance[other_folds] = evidence.variance_of(blocks, from_folds)
     for node, terms in enumerate(log_terms):
         relative = np.exp(terms - log_b[with_full, node, None]) - 1.0
-        full_influence[members[with_full]] += mix[with_full, node, None] * relative
+        # their mean is the denominator: a draw that raises it lowers the score
+        full_influence[members[with_full]] -= mix[with_full, node, None] * relative
     if with_full.any():
         partner_variance[with_full] = full.variance(full_influence[members[with_full]])
 

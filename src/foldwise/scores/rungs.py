@@ -119,9 +119,9 @@ class Climbed:
     draws: int
 
     def full_influence(self, full: Float[np.ndarray, " draw"]) -> Float[np.ndarray, " draw"]:
-        """What each full-data draw did, to be subtracted; ``full`` are their log scores."""
+        """What each full-data draw adds to the score; ``full`` are their log scores."""
         terms = scipy.special.log_expit(self.node - (1.0 - self.temper) * full)
-        return np.exp(terms - (scipy.special.logsumexp(terms) - np.log(terms.size))) - 1.0
+        return 1.0 - np.exp(terms - (scipy.special.logsumexp(terms) - np.log(terms.size)))
 
     @property
     def settled(self) -> bool:
