@@ -1,5 +1,6 @@
 """A model at many points, against closed forms."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import problems
@@ -13,6 +14,7 @@ from foldwise.models.evaluate import (
     gradients,
     masked_log_density,
     rows_at,
+    side_by_side,
     trajectories,
 )
 from foldwise.support.runtime import precision_context
@@ -97,3 +99,20 @@ def test_rungs_weigh_the_rows_that_do_not_train(regression):
         value, by_row = masked_log_density(model, jnp.asarray(q), train, jnp.array(0.25))
         assert float(value) == pytest.approx(prior + rows[:30].sum() + 0.25 * rows[30:].sum())
         np.testing.assert_allclose(by_row, rows, rtol=1e-12)
+
+
+def test_matrices_are_counted_where_they_are_factorised():
+    """So that as many gradients as a core's cache holds are found side by side, and no more."""
+
+    def rows(q):
+        root = jnp.linalg.cholesky(jnp.eye(40) * jnp.exp(q["s"]))
+        return -0.5 * jax.lax.cond(q["s"] > 9, lambda: q["z"], lambda: root @ q["z"]) ** 2
+
+    init = {"s": 0.0, "z": np.zeros(40)}
+    with_matrix = fw.Model(lambda q: -0.5 * q["s"] ** 2, rows, init, 40)
+    without = fw.Model(lambda q: -0.5 * q["s"] ** 2, lambda q: -0.5 * q["z"] ** 2, init, 40)
+    for model, entries in ((with_matrix, 1600), (without, 0)):
+        model.check_shapes()
+        assert vars(model)["_factorised"] == entries
+    assert side_by_side(with_matrix) == 2**18 // 6400
+    assert side_by_side(without) == 2**18 // 40

@@ -186,6 +186,13 @@ FAMILIES = {
         POSITIVE,
         lambda m: stats.norm.logpdf(POSITIVE - m) - stats.norm.logsf(-m),
     ),
+    "truncated, of any kind": (
+        lambda m: dist.TruncatedDistribution(dist.Laplace(m, 1.0), low=0.0, high=9.0),
+        POSITIVE,
+        lambda m: (
+            stats.laplace.logpdf(POSITIVE - m) - np.log(np.diff(stats.laplace.cdf([-m, 9 - m])))
+        ),
+    ),
     "mixture": (
         lambda m: dist.MixtureSameFamily(BOTH, dist.Normal(jnp.array([0.0, 1.0]) + m, 1.0)),
         Y,

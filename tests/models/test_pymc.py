@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 import pytest
 import scipy.integrate
 import scipy.stats as st
+from problems import JOINT
 
 import foldwise as fw
 from foldwise.models.pymc_special import normal_mass
@@ -294,17 +295,31 @@ def test_bambi_responses(kind):
         np.testing.assert_allclose(found.log_likelihood(position), rows, atol=1e-7)
 
 
-def test_bambi_families_with_zeros():
+@pytest.mark.parametrize("family", ["zero_inflated_poisson", "hurdle_poisson"])
+def test_bambi_families_with_zeros(family):
     import bambi
     import pandas as pd
 
     data = pd.DataFrame({"y": COUNTS, "x": np.arange(N) - 4.0})
-    found = fw.from_bambi(bambi.Model("y ~ x", data, family="zero_inflated_poisson"))
+    found = fw.from_bambi(bambi.Model("y ~ x", data, family=family))
     poisson = st.poisson(np.exp(0.1 + 0.2 * data["x"]))
+    rows = np.log(0.6 * poisson.pmf(COUNTS) + 0.4 * (COUNTS == 0))
+    if family == "hurdle_poisson":
+        positive = np.log(0.6) + poisson.logpmf(COUNTS) - poisson.logsf(0)
+        rows = np.where(COUNTS == 0, np.log(0.4), positive)
     with jax.enable_x64(True):
         position = found.unconstrain({"Intercept": 0.1, "x": 0.2, "psi": np.asarray(0.6)})
-        rows = np.log(0.6 * poisson.pmf(COUNTS) + 0.4 * (COUNTS == 0))
         np.testing.assert_allclose(found.log_likelihood(position), rows, atol=1e-7)
+
+
+def test_bambi_drops_rows_with_missing_values():
+    import bambi
+    import pandas as pd
+
+    data = pd.DataFrame({"y": np.where(np.arange(N) == 3, np.nan, Y), "x": np.arange(N) - 4.0})
+    found = fw.from_bambi(bambi.Model("y ~ x", data, dropna=True))
+    assert found.n_obs == N - 1
+    np.testing.assert_allclose(found.y, np.delete(Y, 3))
 
 
 # ---------------------------------------------------------------- what the rows are
@@ -456,6 +471,31 @@ def test_another_axis_has_the_rows():
         fw.from_pymc(vectors, row_axis=1)
 
 
+def test_scores_of_rows_of_several_numbers(seed):
+    """Two means with a normal prior: a row is normal given the others, its scores known."""
+    y = np.random.default_rng(1).normal(size=(8, 2))
+    with pm.Model() as model:
+        pm.MvNormal("y", pm.Normal("mu", shape=2), np.eye(2), observed=y)
+    names = ("log", "dss", "energy")
+    found = fw.cross_validate(
+        fw.from_pymc(model), fw.leave_one_out(8), scores=names, seed=seed, progress=False
+    )
+    mean, covariance = (y.sum(axis=0) - y) / 8, (1 + 1 / 8) * np.eye(2)
+    density = [
+        st.multivariate_normal(m, covariance).logpdf(row) for row, m in zip(y, mean, strict=True)
+    ]
+    for name in names:
+        by_hand = JOINT.get(name)
+        exact = (
+            [by_hand(row, m, covariance) for row, m in zip(y, mean, strict=True)]
+            if by_hand
+            else density
+        )
+        table = found.score(name).folds
+        z = (table["score" if by_hand else "elpd"].values - exact) / table["mcse"].values
+        assert np.abs(z).max() < 4.5, name
+
+
 # ---------------------------------------------------------------- missing values
 
 
@@ -514,3 +554,8 @@ def test_missing_values_that_are_refused():
         ValueError, match="'y' must have no missing values unless .* drop those rows"
     ):
         fw.from_pymc(joint)
+    with pm.Model() as censored:
+        values = np.where(np.arange(N) == 3, np.nan, np.minimum(Y, 1.0))
+        pm.Censored("y", pm.Normal.dist(pm.Normal("a"), 1.0), None, 1.0, observed=values)
+    with pytest.raises(ValueError, match="drop th"):
+        fw.from_pymc(censored)

@@ -145,6 +145,11 @@ def test_series_that_cannot_be_integrated():
         pm.MvStudentT("y", nu=4, mu=pm.Normal("m") * ONES, scale=KERNEL, observed=Y)
     with pytest.raises(ValueError, match=r"shape \(\) for data .* joint_log_likelihood=f"):
         fw.from_pymc(student)
+    with pm.Model() as product:
+        parts = [np.eye(2), pm.HalfNormal("s") * np.eye(3)]
+        pm.KroneckerNormal("y", np.zeros(6), covs=parts, sigma=0.5, observed=Y[:6])
+    with pytest.raises(ValueError, match="joint_log_likelihood=f"):
+        fw.from_pymc(product)
 
 
 def test_series_side_by_side_are_rows():

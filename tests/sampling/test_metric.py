@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from foldwise.sampling.metric import (
+    correlated,
     far_metric,
+    gradient_metric,
     momentum,
     near_metric,
     noise_size,
@@ -131,3 +133,34 @@ def test_shrunk_covariance_with_many_draws_is_the_covariance(rng):
     S = random_covariance(rng, 4)
     draws = rng.multivariate_normal(np.zeros(4), S, size=20_000)
     np.testing.assert_allclose(shrunk_covariance(draws, 20_000), np.cov(draws.T), atol=0.01)
+
+
+def test_gradient_metric_of_a_normal_density_needs_few_draws_from_anywhere(rng):
+    """Its inverse precision, from draws that are hardly more than parameters, and not of it."""
+    scale = np.exp(rng.normal(size=30))
+    S = random_covariance(rng, 30) * np.outer(scale, scale)
+    draws = 3.0 + rng.normal(size=(45, 30)) * scale
+    found = gradient_metric(draws, -np.linalg.solve(S, draws.T).T)
+    ratio = np.linalg.eigvals(np.linalg.solve(S, found)).real
+    assert 0.98 < ratio.min() and ratio.max() < 1.02
+    np.testing.assert_allclose(correlated(found), correlated(S), rtol=0.02)
+
+
+def test_gradient_metric_with_fewer_draws_than_parameters_stays_within_bounds(rng):
+    """Directions that no draw is of keep the scale of their coordinates."""
+    scale = 10.0 ** np.arange(-2, 2).repeat(10)
+    draws = rng.normal(size=(20, 40)) * scale
+    found = gradient_metric(draws, -draws / scale**2)
+    np.testing.assert_allclose(np.sqrt(np.diag(found)), scale, rtol=0.01)
+    assert correlated(found) < 1.01
+
+
+def test_gradient_metric_where_a_parameter_never_moves(rng):
+    draws = rng.normal(size=(50, 3)) * [1.0, 0.0, 2.0]
+    found = gradient_metric(draws, -draws / [1.0, 1.0, 4.0])
+    assert np.isfinite(found).all() and np.linalg.eigvalsh(found).min() > 0
+
+
+def test_correlated_counts_no_scales():
+    assert correlated(np.diag([1e-6, 1.0, 1e6])) == pytest.approx(1.0)
+    assert correlated(np.array([[1.0, 0.6], [0.6, 1.0]])) == pytest.approx(2.0)

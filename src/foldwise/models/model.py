@@ -369,6 +369,7 @@ class Model(GivenRows):
                 "y must stay what it was when the model was made, but it has been changed in place "
                 "since; make a new Model of the new data"
             )
+        self.__dict__["_factorised"] = found.factorised
         if found.digest == self.__dict__.setdefault("_first_digest", found.digest):
             return
         # A program of the first trace is kept once the model has been evaluated. Before that, what

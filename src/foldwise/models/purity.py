@@ -17,15 +17,21 @@ import numpy as np
 
 # Where objects are in memory, which tells nothing about what a program computes.
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+# JAX's names of operations on matrices whose time is in proportion to the cube of their size.
+_FACTORISATIONS = ("cholesky", "triangular_solve", "lu", "eigh", "qr", "geqrf", "svd")
 
 
 class Trace(NamedTuple):
-    """What JAX makes of a function: what it returns, whether from 32-bit data, and a digest."""
+    """What JAX makes of a function: what it returns, whether from 32-bit data, and a digest.
+
+    ``factorised`` are the entries of the largest matrix that it factorises, or solves with.
+    """
 
     shape: Any
     single: bool
     digest: bytes
     unused: tuple[bool, ...]
+    factorised: int
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> Trace:
@@ -49,7 +55,8 @@ def trace(function: Callable[..., Any], *arguments: Any) -> Trace:
     single = any(constant.dtype in (np.float32, np.int32) for constant in closed.consts)
     used = {id(v) for equation in closed.jaxpr.eqns for v in equation.invars}
     unused = tuple(id(v) not in used for v in closed.jaxpr.invars)
-    return Trace(shape, single, digest.digest(), unused)
+    factorised = max(_factorised(closed.jaxpr), default=0)
+    return Trace(shape, single, digest.digest(), unused, factorised)
 
 
 def unjitted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,8 +70,23 @@ def _inner_constants(jaxpr: Any) -> Iterator[Any]:
     """Arrays that the functions inside a traced function close over: of jit, scan, cond."""
     for equation in jaxpr.eqns:
         yield from (v.val for v in equation.invars if np.ndim(getattr(v, "val", 0.0)))
-        for parameter in equation.params.values():
-            for inner in parameter if isinstance(parameter, (list, tuple)) else (parameter,):
-                yield from getattr(inner, "consts", ())
-                if hasattr(inner, "eqns"):
-                    yield from _inner_constants(inner)
+        for inner in _inner(equation):
+            yield from getattr(inner, "consts", ())
+            if hasattr(inner, "eqns"):
+                yield from _inner_constants(inner)
+
+
+def _factorised(jaxpr: Any) -> Iterator[int]:
+    """Entries of the matrices that are factorised or solved with."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _FACTORISATIONS:
+            yield int(np.prod(equation.invars[0].aval.shape[-2:]))
+        for inner in _inner(equation):
+            if hasattr(inner, "eqns"):
+                yield from _factorised(inner)
+
+
+def _inner(equation: Any) -> Iterator[Any]:
+    """What may be functions among the parameters of a traced operation."""
+    for parameter in equation.params.values():
+        yield from parameter if isinstance(parameter, (list, tuple)) else (parameter,)

@@ -56,10 +56,11 @@ def fit(
     the others integrated out, by independence Metropolis steps from a mixture that is fitted to
     their posterior, and the others drawn given them. Else, or where that fails, by
     NUTS with Stan's window adaptation, its metric dense up to 20 parameters, diagonal beyond, from
-    starts all over the prior. While R-hat is over 1.01 or an ESS below 400 the chains go on, up to
-    8 times the draws asked for, of which as many are kept. Warns when that is not enough, or
-    transitions diverge: cross-validation inherits the fit's problems. Raises ``FitError`` where
-    the posterior is improper.
+    starts all over the prior. Where up to 500 parameters are strongly correlated it is dense too,
+    learned from the gradients of all chains, and warm-up is shorter. While R-hat is over 1.01 or
+    an ESS below 400 the chains go on, up to 8 times the draws asked for, of which as many are kept.
+    Warns when that is not enough, or transitions diverge: cross-validation inherits the fit's
+    problems. Raises ``FitError`` where the posterior is improper.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def fit(
     draws
         Draws kept from each chain; more where these are fewer than 800 in all and not enough.
     warmup
-        Adaptation iterations before them.
+        Adaptation iterations before them, at most.
     seed
         Whole number; None draws one, which the result records.
     progress

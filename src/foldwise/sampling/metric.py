@@ -33,6 +33,8 @@ LEAST_STRETCH = 2.0
 # Curvatures of a fold relative to the full data's precision are kept in this range. A direction
 # that the training rows leave free may be 1,000 times wider (in sd) than under the full data.
 _RELATIVE_CURVATURE = (1e-6, 1e2)
+# Added to the variances of draws and gradients, in units in which both are alike.
+_RIDGE = 1e-5
 
 
 class FoldMetric(NamedTuple):
@@ -175,6 +177,40 @@ def shrunk_covariance(
     shrinkage = float(np.clip(noise / signal, 1e-6, 1.0)) if signal > 0 else 1.0
     correlation[off] *= 1.0 - shrinkage
     return correlation * np.outer(scale, scale)
+
+
+def gradient_metric(
+    draws: Float[np.ndarray, "draw d"], gradients: Float[np.ndarray, "draw d"]
+) -> Float[np.ndarray, "d d"]:
+    """The covariance of the normal density whose gradients are most like those at some draws.
+
+    M with M cov(gradients) M = cov(draws), the geometric mean of cov(draws) and of the inverse of
+    cov(gradients): it makes the expected squared difference of the two densities' gradients
+    smallest (the Fisher divergence, Seyboldt, Carlson and Carpenter 2026). Where the density is
+    normal with precision P, gradients are -P (q - mean) and M is its inverse, whatever the
+    distribution of the draws: chains need not have arrived, and draws may be few more than
+    parameters. Coordinates are scaled first, and ``_RIDGE`` keeps both matrices positive.
+    """
+    centred, slopes = (part - part.mean(axis=0) for part in (draws, gradients))
+    least = np.finfo(float).tiny ** 0.25
+    scale = np.sqrt(np.maximum(centred.std(axis=0), least) / np.maximum(slopes.std(axis=0), least))
+    ridge = _RIDGE * np.eye(len(scale))
+    spread = np.cov((centred / scale).T) + ridge
+    steepness = np.cov((slopes * scale).T) + ridge
+    root = np.linalg.cholesky(spread)
+    values, directions = np.linalg.eigh(root.T @ steepness @ root)
+    wide = scale[:, None] * (root @ (directions / np.maximum(values, least) ** 0.25))
+    return wide @ wide.T
+
+
+def correlated(covariance: Float[np.ndarray, "d d"]) -> float:
+    """By how much more the widest direction stretches than the narrowest, coordinates scaled.
+
+    With a diagonal metric HMC needs as many times the steps that it would need with this one.
+    """
+    scale = np.sqrt(np.diag(covariance))
+    values = np.linalg.eigvalsh(covariance / np.outer(scale, scale))
+    return float(np.sqrt(values[-1] / max(values[0], np.finfo(float).tiny)))
 
 
 def near_metric(

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from foldwise.models.evaluate import gradients, masked_log_density
 from foldwise.models.model import Model
+from foldwise.sampling.metric import DENSE_DIMENSION, correlated, gradient_metric
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import compiled, lanes, precision_context
 from foldwise.support.seeds import Stream, words
@@ -23,8 +24,15 @@ _SEGMENT = 100
 # A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
 # which costs more than it saves beyond a few parameters.
 DENSE_WINDOWS = 20
-# Leapfrog steps of NUTS's deepest tree, of depth 10.
-_DEEPEST = 1023
+# Doublings of NUTS's deepest tree, and those of iterations before the metric has been looked at,
+# where steps are short and trees as deep as may be: 63 leapfrog steps reach as far as need be.
+_DOUBLINGS, _EARLY_DOUBLINGS = 10, 6
+# Iterations of warm-up after which correlations are looked for, in more than DENSE_WINDOWS
+# parameters, and by how much they must stretch the posterior for chains to go on in coordinates
+# without them: less would not make up for compiling that.
+_LOOKS, _CORRELATED = (50, 100, 200, 400), 4.0
+# An energy error that counts as a divergence, as in Stan.
+_DIVERGENCE = 1000
 # Iterations in which the step size alone is tuned, once coordinates have been changed.
 _RETUNE = 150
 # By how much the acceptance to which step sizes adapt is over 0.8: at first, and where transitions
@@ -44,8 +52,8 @@ class _Chain(NamedTuple):
 class _Schedule(NamedTuple):
     """What the iterations of one segment do.
 
-    ``caution`` is what acceptance must have beyond 0.8. ``root`` is empty, or a matrix: chains then
-    move in coordinates z, the position is root z.
+    ``caution`` is what acceptance must have beyond 0.8, ``doublings`` how often trees may double.
+    ``root`` is empty, or a matrix: chains then move in coordinates z, the position is root z.
     """
 
     slow: Bool[Any, " draw"]
@@ -54,7 +62,16 @@ class _Schedule(NamedTuple):
     first: Int[Any, ""]
     draws: Int[Any, ""]
     caution: Float[Any, ""]
+    doublings: Int[Any, ""]
     root: tuple[Float[Any, "d d"], ...]
+
+
+class _Transition(NamedTuple):
+    """Mean acceptance over a trajectory, whether it diverged, and its leapfrog steps."""
+
+    acceptance: Float[Any, ""]
+    divergent: Bool[Any, ""]
+    steps: Int[Any, ""]
 
 
 class Nuts:
@@ -81,16 +98,31 @@ class Nuts:
         self.divergent = np.zeros((self.chains, 0), bool)
 
     def warm_up(self, iterations: int) -> None:
-        """Stan's windows; fewer iterations where the step size collapses, which is hopeless."""
+        """Stan's windows; fewer iterations where the step size collapses, which is hopeless.
+
+        Where correlations are seen, chains go on in coordinates without them. These are learned
+        anew at every look in the place of windows, and soon known.
+        """
         from blackjax.adaptation.window_adaptation import build_schedule
 
+        title = f"warm-up of the full-data fit{self.model.label}"
         self._compile()
-        self.bar.start(f"warm-up of the full-data fit{self.model.label}", iterations)
-        table = np.asarray(build_schedule(iterations))
-        for first in range(0, iterations, _SEGMENT):
-            self._run(table[first : first + _SEGMENT], adapting=True)
-            if first >= iterations // 2 and self.collapsed:
-                break
+        self.bar.start(title, iterations)
+        table = np.array(build_schedule(iterations))
+        looks = _LOOKS if self._looks and iterations >= 2 * _LOOKS[-1] else ()
+        first, visited = 0, []
+        while first < iterations and not (first > iterations // 2 and self.collapsed):
+            look = next((k for k in looks if k > first), iterations)
+            stop = min(first + _SEGMENT, look)
+            doublings = _EARLY_DOUBLINGS if stop in looks[:2] else _DOUBLINGS
+            visited.append(self._run(table[first:stop], True, doublings)[0])
+            if stop in looks:
+                if self._uncorrelate(np.concatenate(visited, axis=1)):
+                    table[stop:] = 0
+                    iterations = min(iterations, _LOOKS[-1] + _RETUNE)
+                    self.bar.start(title, iterations - stop)
+                visited = []
+            first = stop
 
     def draw(self, count: int) -> None:
         """``count`` more draws of every chain."""
@@ -116,13 +148,11 @@ class Nuts:
         factorise it in every iteration. None: the metric remains. ``caution`` counts how many times
         the steps are to be finer than at first.
         """
-        copies = np.resize(np.arange(self.chains), len(self._states.key))
         if covariance is not None:
-            self._root = (np.linalg.cholesky(covariance),)
-        fresh = _first_states(self.model, starts[copies], 0, self._root)
-        if covariance is not None:
-            self._states = fresh._replace(key=self._states.key)
+            self._move_to(covariance, starts)
         else:
+            copies = np.resize(np.arange(self.chains), len(self._states.key))
+            fresh = _first_states(self.model, starts[copies], 0, self._root)
             self._states = self._states._replace(nuts=fresh.nuts)
             if caution == self.caution:
                 return
@@ -133,6 +163,38 @@ class Nuts:
         for first in range(0, _RETUNE, _SEGMENT):
             part = min(_SEGMENT, _RETUNE - first)
             self._run(np.zeros((part, 2), int), adapting=True)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether correlations are looked for: windows do it for few, none could for many."""
+        return DENSE_WINDOWS < self.model.dimension <= DENSE_DIMENSION
+
+    def _uncorrelate(self, positions: Float[np.ndarray, "chain draw d"]) -> bool:
+        """Go on in coordinates without correlations, where that is worth it.
+
+        They are those of the second half of the draws since the last look, of all chains.
+        """
+        flat = positions[:, positions.shape[1] // 2 :].reshape(-1, self.model.dimension)
+        here = gradients(self.model, flat)
+        self.gradients += len(flat)
+        fine = np.isfinite(here.log_density) & np.isfinite(here.gradient).all(axis=1)
+        if fine.sum() <= len(flat) // 2:
+            return False
+        covariance = gradient_metric(flat[fine], here.gradient[fine])
+        if not self._root and correlated(covariance) < _CORRELATED:
+            return False
+        self._move_to(covariance, positions[:, -1])
+        self._compile()
+        return True
+
+    def _move_to(
+        self, covariance: Float[np.ndarray, "d d"], starts: Float[np.ndarray, "chain d"]
+    ) -> None:
+        """Take chains to ``starts``, in coordinates in which ``covariance`` is the identity."""
+        self._root = (np.linalg.cholesky(covariance),)
+        copies = np.resize(np.arange(self.chains), len(self._states.key))
+        fresh = _first_states(self.model, starts[copies], 0, self._root)
+        self._states = fresh._replace(key=self._states.key)
 
     @property
     def drawn(self) -> int:
@@ -147,7 +209,7 @@ class Nuts:
     @property
     def collapsed(self) -> bool:
         """Whether the deepest tree of the median chain spans less than a posterior sd."""
-        return bool(np.median(self.step_size) * _DEEPEST < 1.0)
+        return bool(np.median(self.step_size) * (2**_DOUBLINGS - 1) < 1.0)
 
     def _compile(self) -> None:
         self.bar.start(f"compiling the full-data fit{self.model.label}")
@@ -161,16 +223,21 @@ class Nuts:
 
         return compiled(model, "nuts", segment, self._states, schedule)
 
-    def _schedule(self, table: np.ndarray, adapting: bool) -> _Schedule:
+    def _schedule(
+        self, table: np.ndarray, adapting: bool, doublings: int = _DOUBLINGS
+    ) -> _Schedule:
         part = np.zeros((_SEGMENT, 2), int)
         part[: len(table)] = table
         numbers = np.int32(self._done), np.int32(len(table)), np.float64(_CAUTION[self.caution])
         slow, window_end = part[:, 0] == 1, part[:, 1] == 1
-        return _Schedule(slow, window_end, np.full(_SEGMENT, adapting), *numbers, self._root)
+        every = np.full(_SEGMENT, adapting)
+        return _Schedule(slow, window_end, every, *numbers, np.int32(doublings), self._root)
 
-    def _run(self, table: np.ndarray, adapting: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _run(
+        self, table: np.ndarray, adapting: bool, doublings: int = _DOUBLINGS
+    ) -> tuple[np.ndarray, np.ndarray]:
         """One segment: positions and which transitions diverged."""
-        schedule = self._schedule(table, adapting)
+        schedule = self._schedule(table, adapting, doublings)
         self._states, positions, divergent, steps = self._program(schedule)(self._states, schedule)
         self._done += len(table)
         self.gradients += int(steps[: self.chains].sum())
@@ -218,9 +285,6 @@ def _nuts_segment(
     model: Model, chains: _Chain, schedule: _Schedule
 ) -> tuple[_Chain, Array, Array, Array]:
     """Run each chain of a lane in turn: NUTS in lock-step would wait for the longest tree."""
-    from blackjax.mcmc import nuts
-
-    kernel = nuts.build_kernel()
     step, mass = _adaptation(model)
 
     def position_of(z: Array) -> Array:
@@ -236,14 +300,14 @@ def _nuts_segment(
         log_step = jnp.where(
             adapting, chain.step_size.log_step_size, chain.step_size.log_step_size_avg
         )
-        state, info = kernel(
-            now, chain.nuts, density, jnp.exp(log_step), chain.mass.inverse_mass_matrix
-        )
+        inverse_mass = chain.mass.inverse_mass_matrix
+        limits = jnp.exp(log_step), schedule.doublings
+        state, info = _transition(now, chain.nuts, density, inverse_mass, *limits)
         adapted = _adapt_chain(chain, state, info, schedule, i, step, mass)
         chain = chain._replace(nuts=state, step_size=adapted[0], mass=adapted[1])
         positions = positions.at[i].set(position_of(state.position))
-        divergent = divergent.at[i].set(info.is_divergent)
-        return chain, positions, divergent, steps + info.num_integration_steps
+        divergent = divergent.at[i].set(info.divergent)
+        return chain, positions, divergent, steps + info.steps
 
     def run(chain: _Chain) -> tuple[Any, ...]:
         positions = jnp.zeros((_SEGMENT, model.dimension))
@@ -252,6 +316,41 @@ def _nuts_segment(
         return jax.lax.fori_loop(0, schedule.draws, iterate, start)
 
     return jax.lax.map(run, chains)
+
+
+def _transition(
+    key: Array, state: Any, density: Any, inverse_mass: Array, step_size: Array, doublings: Array
+) -> tuple[Any, Any]:
+    """One step of BlackJAX's NUTS whose trees double at most ``doublings`` times.
+
+    BlackJAX has that number when it compiles only. Returns the state, and of the transition what
+    adaptation wants.
+    """
+    from blackjax.mcmc import integrators, metrics, proposal, termination, trajectory
+    from blackjax.mcmc.hmc import HMCState
+
+    metric = metrics.default_metric(inverse_mass)
+    integrator = integrators.velocity_verlet(density, metric.kinetic_energy)
+    new, update, is_met = termination.iterative_uturn_numpyro(metric.check_turning)
+    integrate = trajectory.dynamic_progressive_integration(
+        integrator, metric.kinetic_energy, update, is_met, _DIVERGENCE
+    )
+    expand = trajectory.dynamic_multiplicative_expansion(integrate, metric.check_turning, doublings)
+    of_momentum, of_trajectory = jax.random.split(key, 2)
+    momentum = metric.sample_momentum(of_momentum, state.position)
+    start = integrators.IntegratorState(state.position, momentum, *state[1:])
+    energy = -start.logdensity + metric.kinetic_energy(start.momentum)
+    tree = trajectory.DynamicExpansionState(
+        0,
+        proposal.Proposal(start, energy, 0.0, -np.inf),
+        trajectory.Trajectory(start, start, start.momentum, 0),
+        new(start, _DOUBLINGS),
+    )
+    (_, chosen, whole, _), (divergent, _) = expand(of_trajectory, tree, energy, step_size)
+    end = chosen.state
+    acceptance = jnp.exp(chosen.sum_log_p_accept) / whole.num_states
+    found = HMCState(end.position, end.logdensity, end.logdensity_grad)
+    return found, _Transition(acceptance, divergent, whole.num_states)
 
 
 def _adapt_chain(
@@ -264,7 +363,7 @@ def _adapt_chain(
 
     new_step = where(
         schedule.adapting[i],
-        step[1](chain.step_size, info.acceptance_rate - schedule.caution),
+        step[1](chain.step_size, info.acceptance - schedule.caution),
         chain.step_size,
     )
     new_mass = where(schedule.slow[i], mass[1](chain.mass, state.position), chain.mass)

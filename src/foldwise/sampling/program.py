@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from foldwise.models.evaluate import masked_log_density
+from foldwise.models.evaluate import largest_divisor, masked_log_density, side_by_side
 from foldwise.models.model import Model
 from foldwise.sampling.kernel import ChainState, Density, Moment, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, MetricShape, SharedMetric
@@ -114,8 +114,16 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
             (value, scores), gradient = jax.value_and_grad(log_density, has_aux=True)(q)
         return value, gradient, scores
 
-    all_folds = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))
-    return lambda position: all_folds(position, data)
+    of_fold = jax.vmap(of_chain, in_axes=(0, None))
+
+    def of_folds(position: Array) -> tuple[Array, Array, Array]:
+        folds, chains = position.shape[:2]
+        together = largest_divisor(folds, max(1, side_by_side(model) // chains))
+        if together == folds or jax.default_backend() != "cpu":
+            return jax.vmap(of_fold)(position, data)
+        return jax.lax.map(lambda fold: of_fold(*fold), (position, data), batch_size=together)
+
+    return of_folds
 
 
 def fold_scores(model: Model, data: FoldData, by_row: bool, position: Array) -> Array:

@@ -24,6 +24,7 @@ from foldwise.sampling.metric import (
     Metric,
     SharedMetric,
     far_metric,
+    gradient_metric,
     near_metric,
     rung_curvature,
     shared_metric,
@@ -47,6 +48,8 @@ _LOCAL_DRAWS = 3
 _PRIOR_DRAWS, _PRIOR_ROUNDING = 16, 1e-7
 # Points at which a fold's curvature is averaged; two in more dimensions.
 POINTS, MANY_POINTS_DIMENSION = 4, 50
+# Draws at which gradients are asked for the metric that folds share: twice DENSE_DIMENSION.
+_GRADIENT_DRAWS = 1000
 # Folds whose curvature is computed in one call.
 _AT_ONCE = 32
 # Coordinates of a fold that are watched, and full-data draws by which they are chosen.
@@ -276,6 +279,7 @@ def first_tuning(
     """
     S, far = fit.covariance, _far(folds) | found.tied
     if not (fold_metrics_fit(model, folds) or (far.any() and _matrices_fit(model, folds))):
+        S = _by_gradients(model, fit) if S.ndim == 2 else S
         shared = shared_metric(S, found.local, found.curvature)
         theirs = Pilots(nothing_local(shared, len(pilots)), pilots)
         return Tuning(shared, None, np.zeros(len(folds), bool), watched, theirs)
@@ -292,6 +296,18 @@ def first_tuning(
         for part, new in zip(own, refine(np.flatnonzero(far), start[far]), strict=True):
             part[far] = new
     return Tuning(own, refine, far, watched, Pilots(full, pilots))
+
+
+def _by_gradients(model: Model, fit: Fit) -> Float[np.ndarray, "d d"]:
+    """The full-data covariance that gradients at some of its draws tell of.
+
+    The covariance of a few thousand draws is noise in most of thousands of correlations; shrunk, it
+    is too wide in the narrow directions, which is where steps have to be short.
+    """
+    some = fit.flat[np.linspace(0, len(fit.flat) - 1, _GRADIENT_DRAWS).astype(int)]
+    slopes = gradients(model, some).gradient
+    fine = np.isfinite(slopes).all(axis=1)
+    return gradient_metric(some[fine], slopes[fine]) if fine.mean() > 0.9 else fit.covariance
 
 
 def rung_metric(

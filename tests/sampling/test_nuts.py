@@ -1,0 +1,74 @@
+"""NUTS of the full-data fit: correlations are learned in warm-up, and only where there are some."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import foldwise as fw
+from foldwise.sampling.nuts import Nuts
+from foldwise.support.progress import Progress
+
+D = 30
+
+
+def normal(covariance):
+    """A normal prior, and two rows that together see the first parameter with noise of sd one."""
+    precision = np.linalg.inv(covariance)
+    model = fw.Model(
+        lambda q: -0.5 * q @ precision @ q,
+        lambda q: -0.25 * (1.0 - q[0]) ** 2 * jnp.ones(2),
+        np.zeros(len(covariance)),
+        2,
+        name="normal",
+    )
+    gain = covariance[:, 0] / (1.0 + covariance[0, 0])
+    return model, gain, covariance - np.outer(gain, covariance[0])
+
+
+def stretched(rng, factor):
+    """Scales of 0.1 to 10, and one direction that is ``factor`` times as wide as the others."""
+    direction = rng.normal(size=D)
+    direction /= np.linalg.norm(direction)
+    scale = np.geomspace(0.1, 10.0, D)
+    correlated = np.eye(D) + (factor**2 - 1.0) * np.outer(direction, direction)
+    return correlated * np.outer(scale, scale)
+
+
+@pytest.mark.parametrize("factor", [1.0, 40.0])
+def test_correlations_are_learned_where_there_are_some(rng, seed, factor):
+    model, mean, covariance = normal(stretched(rng, factor))
+    fit = fw.fit(model, seed=seed, progress=False)
+    assert fit.settled
+    error = np.sqrt(np.diag(covariance) / fit.ess)
+    assert np.abs((fit.flat.mean(axis=0) - mean) / error).max() < 4.5
+    # a normal density needs no more than 7 steps, once its covariance is known; with variances
+    # alone, 40 times as many where it is stretched
+    transitions = 4 * (1000 + (1000 if factor == 1.0 else 550))
+    assert fit.gradients < 12 * transitions
+
+
+def test_coordinates_stay_where_there_are_no_correlations(rng):
+    for factor, changed in ((1.0, False), (40.0, True)):
+        model, _, _ = normal(stretched(rng, factor))
+        run = Nuts(model, 1, 0.1 * rng.normal(size=(4, D)), Progress(False))
+        run.warm_up(1000)
+        assert bool(run._root) is changed
+
+
+def test_early_trees_are_small(rng):
+    """However short the steps that a narrow direction demands."""
+    model, _, _ = normal(np.diag([1e-6] + [1.0] * (D - 1)))
+    run = Nuts(model, 1, 0.01 * rng.normal(size=(4, D)), Progress(False))
+    run._compile()
+    for doublings, most in ((6, 63), (10, 1023)):
+        before = run.gradients
+        run._run(np.zeros((20, 2), int), True, doublings)
+        spent = (run.gradients - before) / 80
+        assert spent <= most and (doublings == 6 or spent > 63)
+
+
+def test_few_parameters_are_left_to_the_windows(rng):
+    model, _, _ = normal(np.eye(3) + 400.0)
+    run = Nuts(model, 1, rng.normal(size=(4, 3)), Progress(False))
+    run.warm_up(1000)
+    assert not run._root and not run._looks
