@@ -6,11 +6,13 @@ own, made as ``cross_validate`` makes it, and prints the root mean square of
 calibrated error gives about 1; each must lie in 0.8 to 1.25.
 Where the plain mean cannot (joint densities of whole groups have heavy tails), its folds must be
 flagged. Other scores than the log score come from one run with stored draws (tests show that
-running sums give the same). The last columns show the share of folds with heavy tails, the share
+running sums give the same), those by row that weigh draws from a run of their own. Chains are on
+what groups share, their parameters integrated out, where there are any, or with ``--all`` on all
+parameters. The last columns show the share of folds with heavy tails, the share
 of runs whose R-hat-max is beyond 95 % of its benchmark (5 % are expected), and the share with a
 fold whose chains are said to disagree; neither may be over 10 %.
 
-    python bench/calibration.py [--seeds 100] [--problems hierarchical,regression]
+    python bench/calibration.py [--seeds 100] [--problems hierarchical,regression] [--scores log]
 """
 
 import argparse
@@ -43,10 +45,10 @@ PROBLEMS = {
 }
 
 
-# Other scores, all from one run; those of test sets need folds of several rows.
+# Other scores; those of test sets need folds of several rows.
 BY_ROW = ("mse", "rmse", "mae", "r2", "crps", "scrps", "interval", "interval_0.5")
 JOINT = ("hyvarinen", "dss")
-SEVERAL = ("hyvarinen_pointwise", "dss_pointwise", "energy")
+SEVERAL = ("dss_pointwise", "energy")
 
 
 def variants(problem):
@@ -64,9 +66,12 @@ def variants(problem):
         yield ("brier", "accuracy"), "auto", "draws"
     else:
         yield (*JOINT, *BY_ROW, *(SEVERAL if several else ())), "auto", "draws"
+        if several:
+            # where cells are integrated out, test sets and rows take runs of their own
+            yield ("hyvarinen_pointwise",), "auto", "draws"
 
 
-def run(problem, model, seed, scores, estimator, memory, fit):
+def run(problem, model, seed, scores, estimator, memory, fit, marginal):
     """What is wanted of each score of one run."""
     result = fw.cross_validate(
         model,
@@ -78,6 +83,7 @@ def run(problem, model, seed, scores, estimator, memory, fit):
         seed=seed,
         progress=False,
         method="mcmc",
+        marginal=marginal,
     )
     for name in scores:
         score = result.score(name)
@@ -134,8 +140,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--problems", default="")
+    parser.add_argument("--scores", default="", help="only runs that have one of these")
+    parser.add_argument("--all", action="store_true", help="chains on all parameters")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    wanted = set(filter(None, arguments.scores.split(",")))
+    marginal = False if arguments.all else None
     head = f"{'problem':30}{'score':>20}{'estimator':>10}{'memory':>8}{'rms z':>7}{'total':>7}"
     print(
         head + f"{'mean error':>18}{'mcse':>8}{'heavy':>7}{'R-hat':>7}{'flag':>6}{'verdict':>14}",
@@ -149,9 +159,11 @@ def main():
         model = problem.model()
         records = {}
         for seed in range(arguments.seeds):
-            fit = full_data_fit(model, 10_000 + seed, Progress(False))
+            fit = full_data_fit(model, 10_000 + seed, Progress(False), not arguments.all)
             for scores, estimator, memory in variants(problem):
-                found = run(problem, model, seed, scores, estimator, memory, fit)
+                if wanted and not wanted & set(scores):
+                    continue
+                found = run(problem, model, seed, scores, estimator, memory, fit, marginal)
                 for score, record in zip(scores, found, strict=True):
                     records.setdefault((score, estimator, memory), []).append(record)
         for (score, estimator, memory), found in records.items():

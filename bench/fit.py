@@ -256,11 +256,11 @@ def alone(name, sampler, seed):
         return json.loads(file.read_text())
 
 
-def table(name, found):
+def table(name, samplers, seed):
     """Print the lines of a model; returns how many times the better rival foldwise is."""
-    rate = {}
-    for sampler, runs in found.items():
-        first, again = runs
+    rate, model = {}, name
+    for sampler in samplers:
+        first, again = runs = alone(model, sampler, seed)
         rate[sampler] = first["ess"] / first["seconds"]
         print(
             f"{name:30}{sampler:10}{first['ess']:8.0f}{first['density']:8.0f}"
@@ -301,7 +301,7 @@ def main():
     times = {}
     for name in chosen:
         samplers = arguments.samplers.split(",")
-        times[name] = table(name, {s: alone(name, s, arguments.seed) for s in samplers})
+        times[name] = table(name, samplers, arguments.seed)
     known = {name: value for name, value in times.items() if value is not None}
     if not known:
         return

@@ -38,12 +38,12 @@ from foldwise.sampling.run import Settings, fold_program
 from foldwise.sampling.sample import sample
 from foldwise.sampling.target import Goal, longer_fit_needed, not_reached, run_to_target
 from foldwise.sampling.tuning import (
+    FullDraws,
     fold_metrics_fit,
     full_data,
     partner_draws,
 )
 from foldwise.scores import cells, needs
-from foldwise.scores.evidence import FullData
 from foldwise.scores.importance import Importance, by_importance
 from foldwise.scores.logscore import ESTIMATORS
 from foldwise.scores.weighing import FullSample, others
@@ -148,9 +148,10 @@ def cross_validate(
         flags those folds. ``"mcmc"`` samples the posterior of every fold.
     marginal
         Whether parameters that belong to a group of rows alone are integrated out: of the full-data
-        fit, the weights, and the chains of folds, which then sample what is left. None: wherever
-        that can be; of chains where log scores are asked for and no draws are kept. False: nowhere,
-        the brute force of the paper on all parameters. True: an error says where it cannot be.
+        fit, the weights, and the chains of folds, which then sample what is left; where draws are
+        kept or predicted from, these parameters are drawn given it. None: wherever that can be.
+        False: nowhere, the brute force of the paper on all parameters. True: an error says where
+        it cannot be.
     estimator
         ``"mean"`` averages the predictive density over the fold's draws, ``"bridge"`` also uses
         the draws of its partner, ``"auto"`` takes the bridge wherever there is a partner.
@@ -236,8 +237,8 @@ def _kept(
 class Task(NamedTuple):
     """A model to cross-validate, and how; ``fitted_here`` says that its fit's time counts.
 
-    ``marginal`` is what was asked for; of a model of the globals alone, ``seen`` is what draws of
-    all parameters say of the test rows.
+    ``marginal`` is what was asked for; of a model of the globals alone, ``seen`` are draws of all
+    parameters and what they say of the test rows.
     """
 
     model: Model
@@ -246,7 +247,7 @@ class Task(NamedTuple):
     settings: Settings
     fitted_here: bool
     marginal: bool | None = None
-    seen: FullData | None = None
+    seen: FullDraws | None = None
 
     @property
     def fit_seconds(self) -> float:
@@ -281,8 +282,10 @@ def _of_globals(tasks: Sequence[Task]) -> tuple[Sequence[Task], str]:
     And why not, where there are groups.
     """
     head = tasks[0]
-    if head.marginal is False or all_parameters(head.settings, head.model, head.folds):
+    if head.marginal is False:
         return tasks, ""
+    if reason := all_parameters(head.settings, head.model, head.folds):
+        return tasks, reason if _have_cells([task.model for task in tasks]) else ""
     by_row = needs.emitted(head.settings.scores, (), head.folds, head.model, np.zeros(0)).by_row
     models, fits = [task.model for task in tasks], [task.fit for task in tasks]
     found, why_not = marginal_models(models, fits, head.folds, by_row)
@@ -294,7 +297,7 @@ def _of_globals(tasks: Sequence[Task]) -> tuple[Sequence[Task], str]:
         task._replace(
             model=model,
             fit=marginal_fit(model, task.fit),
-            seen=full_data(task.model, task.folds, task.fit).scores,
+            seen=full_data(task.model, task.folds, task.fit),
         )
         for model, task in zip(found, tasks, strict=True)
     ]
@@ -542,7 +545,7 @@ def _begin_to_compile(
     model = models[0]
     rows_program(model)  # what is looked at first
     by_class = any(rule.discrete for rule in needs.rules_of(settings.scores).values())
-    cells_used = alone and not others(settings.scores) and _have_cells(models[:1])
+    cells_used = alone and _have_cells(models[:1])
     if not by_class and not weighted and not cells_used and fold_metrics_fit(model, folds):
         emit = needs.emitted(settings.scores, settings.keep, folds, model, np.zeros(0))
         shape = MetricShape(own=True)

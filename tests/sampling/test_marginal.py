@@ -49,9 +49,10 @@ def test_a_regression_has_nothing_to_integrate_out():
 def test_what_needs_draws_of_all_parameters():
     model, folds = far_groups(0.5).model(), fw.k_fold(20, 4)
     assert all_parameters(settings(), model, folds) is None
-    assert "crps" in all_parameters(settings(scores=("log", "crps")), model, folds)
-    assert "keep" in all_parameters(settings(keep=("position",)), model, folds)
+    assert all_parameters(settings(scores=("log", "crps", "hyvarinen")), model, folds) is None
+    assert all_parameters(settings(keep=("position",)), model, folds) is None
     assert "double" in all_parameters(settings(precision="float32"), model, folds)
-    both = settings(scores=("log", "log_pointwise"))
-    assert "different ways" in all_parameters(both, model, folds)
-    assert all_parameters(both, model, fw.leave_one_out(20)) is None
+    for names in (("log", "log_pointwise"), ("hyvarinen", "hyvarinen_pointwise")):
+        both = settings(scores=(*names, "crps"))
+        assert f"{' and '.join(names)} are" in all_parameters(both, model, folds)
+        assert all_parameters(both, model, fw.leave_one_out(20)) is None

@@ -12,6 +12,7 @@ from foldwise.models.model import Model
 from foldwise.results.result import CVResult
 from foldwise.results.totals import units
 from foldwise.scores.diagnostics import PARETO_LIMIT
+from foldwise.scores.marginal_model import base_of
 from foldwise.scores.rules import LOG_SCORES
 from foldwise.support.runtime import precision_context
 
@@ -85,7 +86,7 @@ def to_datatree(result: CVResult, model: Model | None) -> xr.DataTree:
     run, evidence = result.run, result.run.evidence
     groups: dict[str, xr.Dataset] = {}
     if evidence.position is not None:
-        groups["posterior"] = _posterior(run.model, evidence.position, run.folds.names)
+        groups["posterior"] = _posterior(base_of(run.model), evidence.position, run.folds.names)
     rows = {
         "row": ("test_row", run.folds.test_rows),
         "fold": ("test_row", np.repeat(run.folds.names, run.folds.n_test)),

@@ -25,8 +25,9 @@ def extended(result: CVResult, draws: int, model: Model | None, progress: bool) 
     longer = extend(result.run, draws, progress)
     if result.weighted is not None:
         longer = with_chains(result.weighted, longer)
-    if "given_seed" in result.info:
-        longer.info["given_seed"] = result.info["given_seed"]
+    for told in ("given_seed", "sampled"):
+        if told in result.info:
+            longer.info[told] = result.info[told]
     warn_of_flags(longer, stacklevel=5)
     return longer
 

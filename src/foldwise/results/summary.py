@@ -15,7 +15,7 @@ from foldwise.sampling.run import Run
 from foldwise.scores import diagnostics
 from foldwise.scores.estimate import calibration, estimate
 from foldwise.scores.evidence import Estimate, Evidence
-from foldwise.scores.marginal_model import MarginalModel
+from foldwise.scores.marginal_model import MarginalModel, base_of
 from foldwise.scores.rule import Rule
 from foldwise.scores.rules import JOINT_RESIDUALS, LOG_SCORES, find_rule
 
@@ -109,7 +109,7 @@ def _tails(run: Run, found: Estimate) -> np.ndarray:
 
 def _info(run: Run) -> dict[str, Any]:
     settings, now, full = run.settings, run.evidence.standing, run.evidence.full
-    model = run.model.base if isinstance(run.model, MarginalModel) else run.model
+    model = base_of(run.model)
     return {
         "model": model.name or "",
         "scheme": run.folds.scheme,

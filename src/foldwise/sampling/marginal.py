@@ -3,7 +3,8 @@
 Chains on the globals have no funnels and few dimensions, and the scores of their draws are those of
 the test rows given the globals, exact, instead of given one value of each cell. But a gradient of
 their density is worth many of the model's. It is used where there are cells with normal conditional
-priors, all integrals of the folds can be had, and what is asked for are log scores.
+priors and all integrals of the folds can be had. Where draws are kept, or scores need predictive
+draws, the cells are drawn from their conditional at every draw that is recorded.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from foldwise.sampling.run import Settings
 from foldwise.scores.cell_sets import TOLERANCE, TOTAL_TOLERANCE, Values, needs_of
 from foldwise.scores.cells import log_integrals
 from foldwise.scores.marginal_model import MarginalModel, Rules
+from foldwise.scores.needs import rule_of
 from foldwise.scores.nodes import RULES, rule
-from foldwise.scores.weighing import others
+from foldwise.scores.rules import LOG_SCORES
 
 NO_GROUPS = "no parameters belong to a group of rows alone"
 # Nodes along each coordinate that are tried for densities, before those of the integrals.
@@ -42,18 +44,25 @@ _FOLDS = 6
 
 def all_parameters(settings: Settings, model: Model, folds: Folds) -> str | None:
     """Why chains are on all parameters, whatever the structure; None where they need not be."""
-    beside = others(settings.scores)
-    if beside:
-        return f"{', '.join(beside)} needs draws of all parameters"
-    if settings.keep:
-        return f"keep={settings.keep} needs draws of all parameters"
-    if len(settings.scores) > 1 and folds.largest_test > 1:
-        return f"{' and '.join(settings.scores)} are integrated in different ways"
+    weighed = {name: _weighed_by(name, folds) for name in settings.scores}
+    of_sets, of_rows = (
+        [name for name, by in weighed.items() if by == unit] for unit in ("joint", "row")
+    )
+    if of_sets and of_rows and folds.largest_test > 1:
+        return f"{' and '.join(of_sets + of_rows)} are integrated in different ways"
     if settings.precision != "float64":
         return "integrals need double precision"
     if model.joint_log_likelihood is not None:
         return "rows depend on each other"
     return None
+
+
+def _weighed_by(name: str, folds: Folds) -> str:
+    """Whose density a score needs at every draw: that of test sets, of rows, or of neither."""
+    if name in LOG_SCORES:
+        return "joint" if name == "log" else "row"
+    contribution = rule_of(name, folds).contribution
+    return "" if contribution is None else contribution.weights
 
 
 def marginal_models(

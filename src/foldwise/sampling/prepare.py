@@ -16,9 +16,10 @@ from foldwise.sampling.fit import Fit
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, Settings, fold_program
 from foldwise.sampling.sample import add_seconds
-from foldwise.sampling.tuning import full_data, tuned
+from foldwise.sampling.tuning import FullDraws, full_data, tuned
 from foldwise.scores import bridge, needs, recording
 from foldwise.scores.evidence import Evidence, FullData, Pace
+from foldwise.scores.marginal_model import base_of
 from foldwise.scores.sums import GRID, RunningSums, Watch
 from foldwise.support.keeping import keeper
 from foldwise.support.progress import Progress
@@ -32,20 +33,24 @@ def prepared(
     draws: int,
     bar: Progress,
     together: int,
-    seen: FullData | None = None,
+    seen: FullDraws | None = None,
 ) -> Run:
     """Starting points, metrics, and room for what will be recorded.
 
-    ``together``: how many models of a family are sampled side by side. ``seen`` is what full-data
-    draws of all parameters say of the test rows, where the model is that of some of them.
+    ``together``: how many models of a family are sampled side by side. ``seen`` are full-data
+    draws of all parameters and what they say of the test rows, where the model is that of some of
+    them.
     """
     began, k = time.perf_counter(), len(folds)
     bar.start("full-data draws of the test rows")
     full = full_data(model, folds, fit)
+    whole, positions = base_of(model), full.positions
     if seen is not None:
-        full = replace(full, scores=replace(full.scores, rows=seen.rows, given_all=seen.score))
-    classes = needs.classes_of(model, settings.scores, full.positions)
-    emit = needs.emitted(settings.scores, settings.keep, folds, model, classes)
+        said = seen.scores
+        scores = replace(full.scores, rows=said.rows, given_all=said.score)
+        full, positions = replace(full, scores=scores), seen.positions
+    classes = needs.classes_of(whole, settings.scores, positions)
+    emit = needs.emitted(settings.scores, settings.keep, folds, whole, classes)
     partner, previous = _partners(folds, settings.estimator)
     bar.start("metrics of the folds")
     start, found, tuning = tuned(model, folds, fit, full, settings.chains, settings.seed)
@@ -58,7 +63,7 @@ def prepared(
     evidence = Evidence(
         folds, partner, previous, found.improper, full.scores, sums, pace, draws=stored
     )
-    recording.begin(evidence, model, full.positions, settings.scores, settings.keep, classes, draws)
+    recording.begin(evidence, whole, positions, settings.scores, settings.keep, classes, draws)
     return Run(
         model,
         folds,

@@ -8,6 +8,7 @@ to compile, before any fit. The folds of a block may belong to several models of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from foldwise.models.evaluate import largest_divisor, masked_log_density, side_b
 from foldwise.models.model import Model
 from foldwise.sampling.kernel import ChainState, Density, Moment, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, MetricShape, SharedMetric
+from foldwise.scores.marginal_model import MarginalModel, base_of
 from foldwise.scores.needs import Emit
+from foldwise.support.noise import random_words
 from foldwise.support.runtime import compiled, lanes, precision_context
 
 # Iterations per call of the compiled program: short enough for a lively progress bar and a quick
@@ -149,7 +152,11 @@ def fold_scores(model: Model, data: FoldData, by_row: bool, position: Array) -> 
 def fold_extras(
     model: Model, emit: Emit, data: FoldData, position: Array, iteration: Array
 ) -> dict[str, Array]:
-    """Derivatives and replicates of each fold's test rows at its chains' positions."""
+    """Derivatives and replicates of each fold's test rows at its chains' positions.
+
+    Of chains on the globals alone, derivatives are those of the test rows' log density given the
+    globals and the training rows; all else is of a position whose cells are drawn given these.
+    """
 
     def of_chain(q: Array, key: Array, fold: FoldData) -> dict[str, Array]:
         with model.selected(fold.selection):
@@ -157,23 +164,36 @@ def fold_extras(
 
     def of_member(q: Array, key: Array, fold: FoldData) -> dict[str, Array]:
         found = {}
+        # HMC's own randomness has the iteration's key; these are numbered apart from it
+        number = jnp.uint32(2**31) + (iteration + fold.lived).astype(jnp.uint32)
         if emit.derivatives:
-            for name, values in zip(("first", "second"), model.flat_derivatives(q), strict=True):
-                found[name] = jnp.where(fold.valid, values[fold.rows], 0.0)
+            for name, values in zip(("first", "second"), derivatives(q, fold), strict=True):
+                found[name] = jnp.where(fold.valid, values, 0.0)
+        if isinstance(model, MarginalModel) and (emit.replicate or emit.position or emit.classes):
+            # one position of all parameters, for all that is recorded of this draw
+            q = model.flat_drawn(q, random_words(key, number, 2), fold.train)
         if emit.replicate:
-            # HMC's own randomness has the iteration's key; these are numbered apart from it
-            number = jnp.uint32(2**31) + (iteration + fold.lived).astype(jnp.uint32)
             now = jax.random.fold_in(jax.random.wrap_key_data(key), number)
-            rows = model.flat_simulate(now, q, fold.train)[fold.rows[0]]
+            rows = whole.flat_simulate(now, q, fold.train)[fold.rows[0]]
             rows = rows if rows.ndim == 1 else rows.reshape(len(rows), -1)
             valid = fold.valid[0].reshape(-1, *[1] * (rows.ndim - 1))
             found["replicate"] = jnp.where(valid, rows, 0.0).astype(q.dtype)
         if emit.position:
             found["position"] = q
         if emit.classes:
-            found["probability"] = model.flat_probabilities(q, emit.classes)[:, fold.rows[0]]
+            found["probability"] = whole.flat_probabilities(q, emit.classes)[:, fold.rows[0]]
         return found
 
+    def derivatives(q: Array, fold: FoldData) -> Sequence[Array]:
+        if not isinstance(model, MarginalModel):
+            return [values[fold.rows] for values in model.flat_derivatives(q)]
+        of_targets = [
+            model.flat_derivatives_given(q, rows, valid, fold.train, emit.by_row)
+            for rows, valid in zip(fold.rows, fold.valid, strict=True)
+        ]
+        return [jnp.stack(values) for values in zip(*of_targets, strict=True)]
+
+    whole = base_of(model)
     return jax.vmap(jax.vmap(of_chain, in_axes=(0, 0, None)))(position, data.keys, data)
 
 

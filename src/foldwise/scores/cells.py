@@ -445,6 +445,18 @@ class Cells:
         u, ratio = jax.lax.fori_loop(0, steps, move, (place.mode, nowhere))
         return u, ~jnp.isfinite(ratio)
 
+    def drawn_given(
+        self,
+        mode: Array,
+        factor: Factor,
+        log_prior: Callable[[Array], Array],
+        rows: Callable[[Array], tuple[Array, Array]],
+        keys: Array,
+    ) -> tuple[Array, Array]:
+        """The same ``STEPS`` steps, of conditionals whose modes and curvatures are known."""
+        place = _Place(mode, factor, _Prior(log_prior), rows)
+        return self._moved(place, keys, jnp.int32(STEPS))
+
     def _noise(self, keys: Array, step: Array) -> tuple[Array, Array]:
         """Standard t vectors with 4 degrees of freedom, and logs of uniform numbers.
 

@@ -1,62 +1,26 @@
-"""The density of the globals with the cells integrated out, and its gradient, inside programs.
+"""The density of the globals with the cells integrated out, as a function and as a model.
 
-Given the globals g and rows R, with u the coordinates of all cells,
-
-    p(g) = integral of p(g, u) du,
-    p(R | g) = prod_c Z_c(R) / Z_c(no rows) times prod of p(y_i | g) over rows in no cell,
-
-with the integrals of ``cells.py``, here for normal conditional priors: a cell's prior given the
-globals is a quadratic form, whose mode and curvature follow from one gradient and Hessian block.
-Nodes are placed by Newton steps, and stay where they are while one differentiates: the gradient is
-that of Fisher's identity,
-
-    d/dg log p(g) p(R | g) = E[ d/dg log p(g, u) p(R | g, u) | g, R ],
-
-with the expectation by the same nodes and weights. Rows weigh with their cell's weights; the prior,
-of which only the sum over cells is known, is averaged over points that have the mean and covariance
-of every cell at once, which is exact since it is quadratic. Both are as good as the integrals are.
-HMC needs no more of a gradient than that it is a function of the position.
-
-All arrays have the draws on the last axis, so that sums by cell run over contiguous memory. The
-functions here are of one draw; side by side, under ``vmap``, they become one call for all draws.
+What is computed is in ``marginal_cells.py``, of draws on the last axis. The functions here are of
+one draw; side by side, under ``vmap``, they become one call for all draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
-from foldwise.scores.cells import Cells, Slope, by_owner, log_add
-from foldwise.scores.nodes import rule
-from foldwise.scores.small_matrices import Factor, cholesky, log_volume, solve_lower, solve_upper
+from foldwise.scores.marginal_cells import MarginalCells, inverse
 from foldwise.support.runtime import Programs
 from foldwise.support.words import counted
-
-
-class Prior(NamedTuple):
-    """The cells' prior given the globals: positions at its mode, that mode, factor, log p(g)."""
-
-    position: Float[Array, "d draw"]
-    centre: Float[Array, "cell D draw"]
-    factor: Factor
-    log_density: Float[Array, " draw"]
-
-
-class Placed(NamedTuple):
-    """Nodes of every cell: its mode and factor, values at the nodes, and whether one was found."""
-
-    mode: Float[Array, "cell D draw"]
-    factor: Factor
-    values: Float[Array, "node cell draw"]
-    found: Bool[Array, "cell draw"]
 
 
 class MarginalDensity:
@@ -93,18 +57,37 @@ class MarginalDensity:
         """log p(row | g, those of the ``rows`` that are in its cell) of every row; the same way."""
         return _side_by_side(self._by_row)(g, rows, selection)
 
+    def derivatives(
+        self, g: Float[Array, " g"], rows: Bool[Array, " row"], selection: Any, by_row: bool
+    ) -> tuple[Float[Array, " row"], Float[Array, " row"]]:
+        """First and second derivatives by every row's value of log p(rows | g).
+
+        ``by_row``: of log p(row | g, those of the ``rows`` that are in its cell) instead.
+        """
+        return _side_by_side(partial(self._derivatives, by_row=by_row))(g, rows, selection)
+
+    def drawn(
+        self,
+        g: Float[Array, " g"],
+        key: UInt32[Array, " 2"],
+        rows: Bool[Array, " row"],
+        selection: Any,
+    ) -> Float[Array, " d"]:
+        """A position with these globals, its cells drawn from p(u | g, rows)."""
+        return _side_by_side(self._drawn)(g, key, rows, selection)
+
     # ------------------------------------------------ of draws side by side
 
-    def _cells(self, g: Array, rows: Array, selection: Any) -> tuple[_Cells, Array]:
+    def _cells(self, g: Array, rows: Array, selection: Any) -> tuple[MarginalCells, Array]:
         """The cells, and positions with these globals."""
         q = jnp.broadcast_to(self.reference[:, None], (len(self.reference), g.shape[1]))
         q = q.at[self.structure.globals].set(g)
-        return _Cells(self.model, self.structure, rows, selection), q
+        return MarginalCells(self.model, self.structure, rows, selection), q
 
     def _prior(self, g: Array, rows: Array, selection: Any) -> tuple[Array, Array]:
         cells, q = self._cells(g, rows, selection)
         prior = cells.normal_prior(q, cells.take(q), cells.slopes(q)[0])
-        slope = cells.mean_prior_gradient(q, prior.centre, _inverse(prior.factor))
+        slope = cells.mean_prior_gradient(q, prior.centre, inverse(prior.factor))
         return prior.log_density, slope[self.structure.globals]
 
     def _posterior(self, g: Array, rows: Array, selection: Any) -> tuple[Array, Array]:
@@ -121,136 +104,15 @@ class MarginalDensity:
         cells, q = self._cells(g, rows, selection)
         return cells.rows_given(q, self.size)
 
-
-class _Cells(Cells):
-    """All cells at draws side by side, each with rows of its own; the last axis is the draw."""
-
-    def __init__(self, model: Model, structure: Structure, rows: Array, selection: Any):
-        super().__init__(model, structure, rows, bent=False)
-        self.selection = selection
-
-    def each(self, function: Callable[..., Any], *given: Array) -> Any:
-        """What ``function`` of the model gives at every draw."""
-
-        def of_draw(selection: Any, *own: Array) -> Any:
-            with self.model.selected(selection):
-                return function(*own)
-
-        return jax.vmap(of_draw, -1, -1)(self.selection, *given)
-
-    def normal_prior(self, q: Array, at: Array, slope: Slope) -> Prior:
-        """What the cells' normal prior is, given the globals of positions, from its slope."""
-        factor, definite = cholesky(self._padded(-slope.hessian))
-        step = solve_upper(factor, solve_lower(factor, slope.gradient))
-        centre = jnp.where(self.real[..., None], at + step, 0.0)
-        q = self.place(q, centre)
-        value = self.each(self.model.flat_log_prior, q) + log_volume(factor).sum(axis=0)
-        return Prior(q, centre, factor, jnp.where(definite.all(axis=0), value, jnp.nan))
-
-    def placed(self, q: Array, size: int) -> tuple[Prior, Placed]:
-        """The prior, and nodes with the log integrand there, relative to the prior's height."""
-        prior, mode, factor, found = self._found(q)
-        values = jax.lax.map(
-            lambda node: self._at_node(prior, mode, factor, node)[0], _nodes(size, self.dimensions)
-        )
-        return prior, Placed(mode, factor, values, found)
-
-    def _found(self, q: Array) -> tuple[Prior, Array, Factor, Array]:
-        mode, factor, found, slope = self._mode(q, self.take(q))
-        return self.normal_prior(q, mode, slope), mode, factor, found
-
-    def _at_node(
-        self, prior: Prior, mode: Array, factor: Factor, node: tuple[Array, Array]
+    def _derivatives(
+        self, g: Array, rows: Array, selection: Any, by_row: bool
     ) -> tuple[Array, Array]:
-        """Log integrand of every cell at a node, with its weight, and the rows there."""
-        x, log_weight = node
-        u = mode + solve_upper(factor, x[None, :, None])
-        rows = self.rows(self.place(prior.position, u))
-        value = by_owner(jnp.where(self.keep, rows, 0.0), self.row_cell, self.count + 1)[:-1]
-        value -= 0.5 * (_times_transpose(prior.factor, u - prior.centre) ** 2).sum(axis=1)
-        return value + log_weight + 0.5 * (x**2).sum(), rows
+        cells, q = self._cells(g, rows, selection)
+        return cells.derivatives(q, self.size, by_row)
 
-    def rows_given(self, q: Array, size: int) -> Array:
-        """Log density of every row given the rows of its cell that are kept, by their nodes."""
-        prior, mode, factor, found = self._found(q)
-
-        def add(sums: tuple[Array, Array], node: tuple[Array, Array]) -> tuple[Any, None]:
-            value, rows = self._at_node(prior, mode, factor, node)
-            of_row = jnp.concatenate([value, jnp.zeros_like(value[:1])])[self.row_cell]
-            return (log_add(sums[0], value), log_add(sums[1], of_row + rows)), None
-
-        nothing = (
-            jnp.full((self.count, mode.shape[2]), -jnp.inf),
-            jnp.full(self.keep.shape, -jnp.inf),
-        )
-        (whole, rows), _ = jax.lax.scan(add, nothing, _nodes(size, self.dimensions))
-        whole = jnp.where(found, whole, jnp.nan)
-        given = rows - jnp.concatenate([whole, jnp.zeros_like(whole[:1])])[self.row_cell]
-        alone = (self.row_cell == self.count)[:, None]
-        return jnp.where(alone, self.rows(prior.position), given) if alone.any() else given
-
-    def totals(self, prior: Prior, placed: Placed) -> Array:
-        """log p(rows | g) of every cell, and of the rows in none."""
-        own = jax.nn.logsumexp(placed.values, axis=0)
-        own += log_volume(placed.factor) - log_volume(prior.factor)
-        own = jnp.where(placed.found, own, jnp.nan)
-        alone = self.row_cell == self.count
-        if not alone.any():
-            return jnp.concatenate([own, jnp.zeros_like(own[:1])])
-        rows = jnp.where(self.keep & alone[:, None], self.rows(prior.position), 0.0)
-        return jnp.concatenate([own, rows.sum(axis=0)[None]])
-
-    def gradient(self, prior: Prior, placed: Placed, size: int) -> Array:
-        """Gradient of log p(g) p(rows | g) by all coordinates at fixed nodes."""
-        top = placed.values.max(axis=0)
-        weights = jnp.exp(placed.values - top)
-        weights /= weights.sum(axis=0)
-        count, shape = len(weights), placed.mode.shape
-
-        def weighed(flat: Array, weight: Array) -> Array:
-            # a row that weighs nothing counts nothing, even where its density is zero
-            return jnp.where(weight > 0, weight * self.model.flat_log_likelihood(flat), 0.0).sum()
-
-        def add(total: tuple[Array, ...], node: tuple[Array, ...]) -> tuple[Any, None]:
-            x, weight, outside = node
-            away = solve_upper(placed.factor, x[None, :, None])
-            of_cell = jnp.concatenate([weight, jnp.full((1, shape[2]), outside)])
-            of_row = jnp.where(self.keep, of_cell[self.row_cell], 0.0)
-            there = self.place(prior.position, placed.mode + away)
-            slope = total[0] + self.each(jax.grad(weighed), there, of_row)
-            away = jnp.broadcast_to(away, shape)
-            square = total[2] + weight[:, None, None] * away[:, :, None] * away[:, None]
-            return (slope, total[1] + weight[:, None] * away, square), None
-
-        nothing = (
-            jnp.zeros_like(prior.position),
-            jnp.zeros(shape),
-            jnp.zeros((shape[0], *shape[1:2] * 2, shape[2])),
-        )
-        outside = np.eye(1, count)[0]  # rows in no cell count once
-        steps = (_nodes(size, self.dimensions)[0], weights, outside)
-        (slope, mean, square), _ = jax.lax.scan(add, nothing, steps)
-        covariance = square - mean[:, :, None] * mean[:, None]
-        factor, _ = cholesky(covariance)
-        lower = jnp.stack([_column(factor, a) for a in range(self.dimensions)])
-        return slope + self.mean_prior_gradient(prior.position, placed.mode + mean, lower)
-
-    def mean_prior_gradient(self, q: Array, mean: Array, columns: Array) -> Array:
-        """Mean gradient of the log prior over cells with a mean and a covariance.
-
-        The covariance is the sum of the products of its ``columns``. At the mean plus and minus
-        each column times sqrt(D) a quadratic form has, on average, what it has in expectation.
-        """
-        away = jnp.sqrt(float(self.dimensions)) * columns
-        points = jnp.concatenate([mean + away, mean - away])
-
-        def add(total: Array, u: Array) -> tuple[Array, None]:
-            return total + self.each(jax.grad(self.model.flat_log_prior), self.place(q, u)), None
-
-        return jax.lax.scan(add, jnp.zeros_like(q), points)[0] / len(points)
-
-
-# ---------------------------------------------------------------- a model of the globals
+    def _drawn(self, g: Array, keys: Array, rows: Array, selection: Any) -> Array:
+        cells, q = self._cells(g, rows, selection)
+        return cells.drawn(q, keys)
 
 
 class Rules(NamedTuple):
@@ -372,6 +234,29 @@ class MarginalModel(Model):
         found = jnp.where(valid & (cell < 0), alone, 0.0)
         return jax.lax.fori_loop(0, jnp.where(valid, turn, 0).max() + 1, take, found)
 
+    def flat_derivatives_given(
+        self,
+        flat: Float[Array, " g"],
+        rows: Int[Array, " slot"],
+        valid: Bool[Array, " slot"],
+        train: Bool[Array, " row"],
+        by_row: bool,
+    ) -> tuple[Float[Array, " slot"], Float[Array, " slot"]]:
+        """First and second derivatives, by the values of some rows, of their joint log density.
+
+        Given the training rows without them; ``by_row``: of the log density of each by itself.
+        """
+        marked = jnp.zeros(self.n_obs, bool).at[rows].max(valid)
+        density, known = self._density(self.rules.scores), train if by_row else train | marked
+        found = density.derivatives(flat, known, self._chosen, by_row)
+        return found[0][rows], found[1][rows]
+
+    def flat_drawn(
+        self, flat: Float[Array, " g"], key: UInt32[Array, " 2"], train: Bool[Array, " row"]
+    ) -> Float[Array, " d"]:
+        """A position of ``base``: cells drawn from their conditional given training rows."""
+        return self._density(self.rules.density).drawn(flat, key, train, self._chosen)
+
     def check_shapes(self) -> None:
         """Raise unless the functions of ``base`` are what they were."""
         self.base.check_shapes()
@@ -384,33 +269,9 @@ class MarginalModel(Model):
         """Nothing: it comes from integrals, which say themselves where there are none."""
 
 
-# ---------------------------------------------------------------- small matrices
-
-
-def _times_transpose(factor: Factor, x: Array) -> Array:
-    """L^T x."""
-    size = len(factor)
-    return jnp.stack([sum(factor[b][a] * x[:, b] for b in range(a, size)) for a in range(size)], 1)
-
-
-def _column(factor: Factor, a: int) -> Array:
-    """Column a of L."""
-    zero = jnp.zeros_like(factor[0][0])
-    return jnp.stack([line[a] if a < len(line) else zero for line in factor], axis=1)
-
-
-def _inverse(factor: Factor) -> Array:
-    """Columns of L^-T, whose products add up to the inverse of L L^T."""
-    eye = np.eye(len(factor))
-    columns = [solve_upper(factor, jnp.asarray(e)[None, :, None]) for e in eye]
-    return jnp.stack(columns)
-
-
-def _nodes(size: int, dimensions: int) -> tuple[Float[Array, "node D"], Float[Array, " node"]]:
-    """Nodes and log weights of a rule."""
-    found = rule(size, dimensions)
-    real = slice(int(found.real))
-    return jnp.asarray(found.nodes[real]), jnp.asarray(found.log_weight[real])
+def base_of(model: Model) -> Model:
+    """The model of all parameters: the one of which ``model`` has the globals, or itself."""
+    return model.base if isinstance(model, MarginalModel) else model
 
 
 # ---------------------------------------------------------------- one draw, or many at once
