@@ -352,6 +352,67 @@ def test_dask_workers_that_are_killed_cost_their_piece_alone():
     agree(here, there)
 
 
+@pytest.fixture
+def lost_scheduler(tmp_path):
+    """A Dask client, and the scheduler's process, which stands alone as on a cluster."""
+    distributed = pytest.importorskip("distributed", reason="needs foldwise[cluster]")
+    file, usual = (
+        tmp_path / "scheduler.json",
+        ["--scheduler-file", str(tmp_path / "scheduler.json")],
+    )
+    parts = {"scheduler": ["--port", "0"], "worker": ["--nthreads", "1", "--no-nanny"]}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.dask_{part}", *usual, *more, "--no-dashboard"],
+            env={**os.environ, "FOLDWISE_DEVICES": "1"},
+            **quiet,
+        )
+        for part, more in parts.items()
+    ]
+    try:
+        until = time.monotonic() + 30
+        while not file.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        # two seconds, not thirty, until the client gives up
+        with distributed.Client(scheduler_file=str(file), timeout=2) as client:
+            client.wait_for_workers(1, timeout=30)
+            yield client, started[0]
+    finally:
+        for process in reversed(started):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # Dask's, of a client and a loop that have lost their other end
+def test_a_lost_dask_scheduler_costs_nothing_that_is_finished(
+    five, lost_scheduler, thread, tmp_path, monkeypatch
+):
+    problem, model, here = five
+    client, scheduler = lost_scheduler
+    options = {**QUICK, "checkpoint": tmp_path / "run"}
+    finished, segments = [], elsewhere._segments
+
+    def watched(piece, found):
+        yield from segments(piece, found)
+        finished.append(piece.members)
+        if len(finished) == 1:
+            scheduler.kill()
+            scheduler.wait()
+
+    monkeypatch.setattr(elsewhere, "_segments", watched)
+    with pytest.raises(workers.LostExecutor, match="the executor") as caught:
+        fw.cross_validate(model, problem.folds, executor=client, **options)
+    assert "goes on from there" in caught.value.__notes__[0]
+    before = np.concatenate(finished)
+    assert 0 < len(before) < 40
+    finished.clear()
+    agree(here, fw.cross_validate(model, problem.folds, executor=thread, **options))
+    assert sorted([*before, *np.concatenate(finished)]) == list(range(40))  # none twice
+
+
 # ---------------------------------------------------------------- MPI
 
 
