@@ -27,7 +27,7 @@ def with_safe_functions(graph: Any) -> Any:
 
     try:
         from pytensor.graph.traversal import ancestors
-    except ImportError:  # PyTensor before 2.32
+    except ImportError:  # older PyTensor
         from pytensor.graph.basic import ancestors  # type: ignore[no-redef]  # the same
 
     replacements: dict[Any, Any] = {}
