@@ -432,12 +432,13 @@ def lost_scheduler(tmp_path):
         for part, more in parts.items()
     ]
     try:
-        until = time.monotonic() + 30
-        while not file.exists() and time.monotonic() < until:
+        until = time.monotonic() + 60
+        while not file.exists():
+            assert time.monotonic() < until, "the scheduler did not start"
             time.sleep(0.05)
-        # two seconds, not thirty, until the client gives up
-        with distributed.Client(scheduler_file=str(file), timeout=2) as client:
-            client.wait_for_workers(1, timeout=30)
+        # five seconds, not thirty, until the client gives up
+        with distributed.Client(scheduler_file=str(file), timeout=5) as client:
+            client.wait_for_workers(1, timeout=60)
             yield client, started[0]
     finally:
         for process in reversed(started):
