@@ -510,7 +510,8 @@ def test_mpi_processes_give_the_numbers_of_one(tmp_path):
     command = [mpiexec, *root, "-n", "3", sys.executable, "-m", "mpi4py.futures"]
     command.append(str(tmp_path / "run.py"))
     found = tmp_path / "found.json"
-    known = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "FOUND": str(found)}
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    known = {**os.environ, "PYTHONPATH": paths, "FOUND": str(found)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=known)
     assert done.returncode == 0, done.stderr[-2000:]
     count, chains, by_mpi, weights, weights_by_mpi = json.loads(found.read_text())
