@@ -3,10 +3,12 @@
 Starts cross-validation in processes of its own, with full-data fits, chains in several blocks and
 rounds, rungs, importance weights, sums and saving, ends each with SIGKILL at a random moment and
 starts it again, 50 times in all, until each is finished: results must be those of a run without
-interruption, to the last bit. Before that, cross-validates the radon study's model A with a
-checkpoint, which may take 2 % of the run's time.
+interruption, to the last bit. Before that, cross-validates the radon study's model A, all of its
+counties or some, by chains on what counties share or on all parameters, with a checkpoint, which
+may take 2 % of the run's time.
 
-    python bench/checkpoints.py [--kills 50] [--no-cost] [--seed 0]
+    python bench/checkpoints.py [--kills 50] [--no-cost] [--counties 386] [--all-parameters]
+                                [--seed 0]
 """
 
 import argparse
@@ -64,7 +66,7 @@ def _finished(scenario, folder, fw, same_result) -> bool:
     return True
 
 
-def cost() -> float:
+def cost(counties: int | None, marginal: bool | None) -> float:
     """What a checkpoint adds to a run of radon, as a share of its time on all processors.
 
     Counted inside one run, by the clocks of the threads that keep: beside other work, the times of
@@ -77,7 +79,7 @@ def cost() -> float:
     from foldwise.support.keeping import FolderKeeper
 
     data = datasets.load("radon_all")
-    model, folds = radon.models(data)["A"], radon.folds(data)
+    model, folds = radon.models(data)["A"], radon.folds(data)[:counties]
     fit = fw.fit(model, draws=500, warmup=500, seed=1, progress=False)
     spent = {}
 
@@ -97,9 +99,8 @@ def cost() -> float:
         clocked(owner, name)
     with tempfile.TemporaryDirectory() as place:
         began, used = time.perf_counter(), time.process_time()
-        fw.cross_validate(
-            model, folds, fit, seed=1, progress=False, method="mcmc", checkpoint=Path(place) / "run"
-        )
+        options = {"seed": 1, "progress": False, "method": "mcmc", "marginal": marginal}
+        fw.cross_validate(model, folds, fit, checkpoint=Path(place) / "run", **options)
         seconds, used = time.perf_counter() - began, time.process_time() - used
         files = list(Path(place).rglob("*.piece"))
         size = sum(file.stat().st_size for file in files) / 1e6
@@ -117,10 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--no-cost", dest="cost", action="store_false")
+    parser.add_argument("--counties", type=int, default=None)
+    parser.add_argument("--all-parameters", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    share = cost() if options.cost else 0.0
+    marginal = False if options.all_parameters else None
+    share = cost(options.counties, marginal) if options.cost else 0.0
     failures = kill_all(options.kills, options.seed) if options.kills else 0
     print(f"failures {failures}, checkpoints cost {100 * share:.1f} %, at most 2")
     sys.exit(failures > 0 or share > MOST_COST)

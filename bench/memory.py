@@ -1,7 +1,7 @@
 """The peak of a process beside what was planned for its run, which it may exceed by 15 %.
 
 Each case of ``tests/peak.py`` in a process of its own: leave-one-out by weights, chains whose draws
-are stored, running sums, scores by row, cells that are integrated out.
+are stored, running sums, scores by row, cells that are integrated out, chains on what groups share.
 
     python bench/memory.py
 """

@@ -59,10 +59,12 @@ def case(name):
         return mean(20), many_folds(20, 4000), options
     if name == "rows":
         return mean(2000), fw.k_fold(2000, 40, seed=1), {}
+    if name == "globals":  # chains on what groups share
+        return *groups(400), {"method": "mcmc"}
     return *groups(1500), {"method": "importance"}
 
 
-CASES = ("leave-one-out", "chains", "online", "rows", "cells")
+CASES = ("leave-one-out", "chains", "online", "rows", "cells", "globals")
 
 
 def measured(name):

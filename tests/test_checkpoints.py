@@ -49,17 +49,16 @@ def family():
 
 
 CASES = {
-    "chains and rungs": (problems.hierarchical, {"method": "mcmc", "draws": 60}),
-    "online to a target": (
-        problems.hierarchical,
-        {"method": "mcmc", "draws": 60, "memory": "online", "target_mcse": 0.3, "max_draws": 400},
-    ),
+    "chains and rungs": (problems.hierarchical, kills.SCENARIOS["chains"][1]),
+    "online to a target": (problems.hierarchical, kills.SCENARIOS["online"][1]),
+    "globals": (problems.hierarchical, kills.SCENARIOS["globals"][1]),
     "future, other scores": (
         problems.autoregression,
         {"draws": 60, "scores": ("log", "hyvarinen", "crps"), "keep": ("position", "predictive")},
     ),
     "rows": (problems.five_fold, {"method": "mcmc", "draws": 60, "scores": ("log_pointwise",)}),
     "weights": (lambda: kills.problem("outliers"), {"scores": ("log", "crps")}),
+    "cells": (lambda: kills.problem("far scale"), {}),
     "family": (None, {"method": "mcmc", "draws": 60}),
 }
 
@@ -263,7 +262,8 @@ def test_killed_processes_lose_nothing(scenario, count, tmp_path, seed):
 
 
 SLOW = """
-import sys, time, warnings
+import signal, sys, time, warnings
+signal.signal(signal.SIGINT, signal.default_int_handler)  # not so in a job in the background
 sys.path.insert(0, sys.argv[1])
 warnings.simplefilter("ignore")
 import kills
@@ -279,7 +279,8 @@ kills.run("chains", sys.argv[2])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM")
-def test_a_second_process_is_refused_and_sigterm_says_how_to_go_on(tmp_path, five):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_process_is_refused_and_signals_say_how_to_go_on(number, tmp_path, five):
     folder = tmp_path / "run"
     command = [sys.executable, "-c", SLOW, str(Path(__file__).parent), str(folder)]
     pipe = subprocess.PIPE
@@ -289,7 +290,7 @@ def test_a_second_process_is_refused_and_sigterm_says_how_to_go_on(tmp_path, fiv
         busy = rf"one process at a time, but process {process.pid} on .* is at work in it"
         with pytest.raises(OSError, match=busy):
             fw.cross_validate(model, problem.folds, checkpoint=folder, **options)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         began = time.monotonic()
         _, said = process.communicate(timeout=60)
     assert time.monotonic() - began < 10

@@ -24,7 +24,8 @@ from test_checkpoints import family
 import foldwise as fw
 from foldwise import scores
 from foldwise.sampling import elsewhere, refits
-from foldwise.support import workers
+from foldwise.support import runtime, workers
+from foldwise.support.progress import Progress
 
 QUICK = {"seed": 7, "progress": False, "method": "mcmc", "draws": 60}
 
@@ -47,7 +48,8 @@ def agree(one, two):
 
 
 CASES = {
-    "chains and rungs": (problems.hierarchical, {}),
+    "chains and rungs": (problems.hierarchical, {"marginal": False}),
+    "globals": (problems.hierarchical, {}),
     "online": (problems.five_fold, {"memory": "online", "scores": ("log_pointwise", "log")}),
     "future": (problems.autoregression, {"scores": ("log", "hyvarinen", "crps")}),
     "weights, refits and chains": (
@@ -125,6 +127,51 @@ def test_models_travel_once_for_each_worker(five, thread, monkeypatch):
     agree(here, fw.cross_validate(model, problem.folds, executor=thread, **QUICK))
     assert sum(sent) <= 4 and len(sent) > 4  # two that were under way when the first came back
     agree(here, fw.cross_validate(model, problem.folds, executor=thread, **QUICK))
+
+
+def test_workers_compile_once_and_use_one_device(five, thread, monkeypatch):
+    problem, model, here = five
+    made, lanes, program, further = [], [], runtime.Program, elsewhere._further
+
+    def noted(function, *arguments):
+        if threading.current_thread() is not threading.main_thread():
+            made.append(function.__qualname__)
+        return program(function, *arguments)
+
+    def watched(shared, piece):
+        lanes.append((runtime.lanes(), runtime._devices()))
+        return further(shared, piece)
+
+    monkeypatch.setattr(runtime, "Program", noted)
+    monkeypatch.setattr(elsewhere, "_further", watched)
+    workers._KNOWN.clear()
+    for _ in range(2):
+        agree(here, fw.cross_validate(model, problem.folds, executor=thread, **QUICK))
+    assert len(lanes) >= 6 and set(lanes) == {(1, 1)}
+    assert len(made) == len(set(made)) == 1
+
+
+@pytest.mark.parametrize("method", ["mcmc", "auto"])
+def test_progress_counts_what_workers_have_done(method, thread, monkeypatch):
+    problem, stages = kills.problem("outliers"), []
+
+    def start(bar, description, total=None):
+        stages.append([description, total, []])
+
+    monkeypatch.setattr(Progress, "start", start)
+    monkeypatch.setattr(Progress, "advance", lambda bar, amount: stages[-1][2].append(amount))
+    monkeypatch.setattr(refits, "_MOST_K", -9.0)  # none are good enough: these folds have chains
+    options = {**QUICK, "method": method}
+    found = []
+    for executor in (None, thread):
+        fw.cross_validate(problem.model(), problem.folds, executor=executor, **options)
+        found.append([(name, total, sum(parts)) for name, total, parts in stages])
+        if executor is not None:
+            in_pieces = [parts for _, total, parts in stages if total is not None]
+            assert all(len(parts) > 1 for parts in in_pieces)
+        stages.clear()
+    assert found[0] == found[1]
+    assert all(total == done for _, total, done in found[1] if total is not None)
 
 
 def test_a_worker_without_memory_gets_half_of_its_piece(five, thread, monkeypatch):
@@ -289,6 +336,20 @@ def test_what_is_no_executor_is_refused(five):
         fw.cross_validate(model, problem.folds, executor=2, **QUICK)
 
 
+def test_what_cannot_travel_is_refused_before_any_work(five, thread, monkeypatch):
+    problem, model, _ = five
+    monkeypatch.setattr(fw.crossval, "_fit", None)
+    lock = threading.Lock()
+    held = fw.Model(
+        lambda mu: -0.5 * mu**2 if lock else mu, lambda mu: -0.5 * (problem.y - mu) ** 2, 0.0, 40
+    )
+    with pytest.raises(TypeError, match=r"all they use must be .* cannot pickle '_thread\.lock'"):
+        fw.cross_validate(held, problem.folds, executor=thread, **QUICK)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(ImportError, match=r"cloudpickle, which is not installed; pip install"):
+        fw.cross_validate(model, problem.folds, executor=thread, **QUICK)
+
+
 def test_an_executor_that_ends_costs_nothing_that_is_kept(five, tmp_path, monkeypatch):
     problem, model, here = five
     options = {**QUICK, "checkpoint": tmp_path / "run"}
@@ -323,7 +384,7 @@ def test_an_executor_that_ends_costs_nothing_that_is_kept(five, tmp_path, monkey
 def test_dask_workers_that_are_killed_cost_their_piece_alone():
     distributed = pytest.importorskip("distributed", reason="needs foldwise[cluster]")
     problem = problems.hierarchical()
-    options = {**QUICK, "draws": 400}
+    options = {**QUICK, "draws": 400, "marginal": False}
     here = fw.cross_validate(problem.model(), problem.folds, **options)
     quiet = {"dashboard_address": None, "silence_logs": 50}
     with (
@@ -350,6 +411,68 @@ def test_dask_workers_that_are_killed_cost_their_piece_alone():
         killer.join()
     assert len(killed) == 2
     agree(here, there)
+
+
+@pytest.fixture
+def lost_scheduler(tmp_path):
+    """A Dask client, and the scheduler's process, which stands alone as on a cluster."""
+    distributed = pytest.importorskip("distributed", reason="needs foldwise[cluster]")
+    file, usual = (
+        tmp_path / "scheduler.json",
+        ["--scheduler-file", str(tmp_path / "scheduler.json")],
+    )
+    parts = {"scheduler": ["--port", "0"], "worker": ["--nthreads", "1", "--no-nanny"]}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.dask_{part}", *usual, *more, "--no-dashboard"],
+            env={**os.environ, "FOLDWISE_DEVICES": "1"},
+            **quiet,
+        )
+        for part, more in parts.items()
+    ]
+    try:
+        until = time.monotonic() + 60
+        while not file.exists():
+            assert time.monotonic() < until, "the scheduler did not start"
+            time.sleep(0.05)
+        # five seconds, not thirty, until the client gives up
+        with distributed.Client(scheduler_file=str(file), timeout=5) as client:
+            client.wait_for_workers(1, timeout=60)
+            yield client, started[0]
+    finally:
+        for process in reversed(started):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # Dask's, of a client and a loop that have lost their other end
+def test_a_lost_dask_scheduler_costs_nothing_that_is_finished(
+    five, lost_scheduler, thread, tmp_path, monkeypatch
+):
+    problem, model, here = five
+    client, scheduler = lost_scheduler
+    options = {**QUICK, "checkpoint": tmp_path / "run"}
+    finished, segments = [], elsewhere._segments
+
+    def watched(piece, found):
+        yield from segments(piece, found)
+        finished.append(piece.members)
+        if len(finished) == 1:
+            scheduler.kill()
+            scheduler.wait()
+
+    monkeypatch.setattr(elsewhere, "_segments", watched)
+    with pytest.raises(workers.LostExecutor, match="the executor") as caught:
+        fw.cross_validate(model, problem.folds, executor=client, **options)
+    assert "goes on from there" in caught.value.__notes__[0]
+    before = np.concatenate(finished)
+    assert 0 < len(before) < 40
+    finished.clear()
+    agree(here, fw.cross_validate(model, problem.folds, executor=thread, **options))
+    assert sorted([*before, *np.concatenate(finished)]) == list(range(40))  # none twice
 
 
 # ---------------------------------------------------------------- MPI
@@ -387,7 +510,8 @@ def test_mpi_processes_give_the_numbers_of_one(tmp_path):
     command = [mpiexec, *root, "-n", "3", sys.executable, "-m", "mpi4py.futures"]
     command.append(str(tmp_path / "run.py"))
     found = tmp_path / "found.json"
-    known = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "FOUND": str(found)}
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    known = {**os.environ, "PYTHONPATH": paths, "FOUND": str(found)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=known)
     assert done.returncode == 0, done.stderr[-2000:]
     count, chains, by_mpi, weights, weights_by_mpi = json.loads(found.read_text())

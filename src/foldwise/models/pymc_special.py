@@ -22,9 +22,13 @@ def with_safe_functions(graph: Any) -> Any:
     variables, has no derivative by its parameters in JAX.
     """
     from pytensor.graph.replace import graph_replace
-    from pytensor.graph.traversal import ancestors
     from pytensor.scalar.math import BetaInc, Erfc, Erfcx
     from pytensor.tensor.elemwise import Elemwise
+
+    try:
+        from pytensor.graph.traversal import ancestors
+    except ImportError:  # older PyTensor
+        from pytensor.graph.basic import ancestors  # type: ignore[no-redef]  # the same
 
     replacements: dict[Any, Any] = {}
     for variable in ancestors([graph]):

@@ -53,7 +53,7 @@ from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.run import Run, fold_program
 from foldwise.scores.evidence import Evidence, FullData, Ladder, Outcomes, Pace
 from foldwise.scores.marginal_model import MarginalModel, Rules
-from foldwise.support.runtime import free_memory
+from foldwise.support.memory import free_memory
 from foldwise.support.writer import write_whole
 
 # Arrays from this size on are compressed: blocks not yet reached and padding shrink to nothing.

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NamedTuple
 
 from foldwise.support.checks import is_integer
-from foldwise.support.runtime import free_memory
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+# Linux's groups of processes, to which Slurm and containers give their limits, and which of them
+# this process is in.
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _LIMIT: ContextVar[int | None] = ContextVar("memory_limit", default=None)
 
 
@@ -29,6 +32,71 @@ def parse_size(size: str | int) -> int:
     unit = found[2].upper()
     base = 1024 ** " KMGT".index(unit) if found[3] and unit else _UNITS[unit]
     return int(float(found[1]) * base)
+
+
+class _Version(NamedTuple):
+    """A version of Linux's groups: where they are, and its files in each.
+
+    ``copies`` are those of files, which are in use but make room when room is needed.
+    """
+
+    place: str
+    limit: str
+    used: str
+    copies: str
+
+
+_VERSIONS = {
+    "": _Version("", "memory.max", "memory.current", "inactive_file"),
+    "memory": _Version(
+        "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    ),
+}
+
+
+def free_memory() -> int | None:
+    """Bytes of memory that are free, by the machine or the container's limit; None: not known."""
+    found = []
+    available = _count(Path("/proc/meminfo"), "MemAvailable:")
+    if available is not None:
+        found.append(1024 * available)
+    for folder, version in _groups():
+        try:
+            limit, used = (
+                int((folder / name).read_text()) for name in (version.limit, version.used)
+            )
+        except (OSError, ValueError):  # "max": there is no limit
+            continue
+        copies = _count(folder / "memory.stat", version.copies) or 0
+        found.append(max(limit - max(used - copies, 0), 0))
+    return min(found) if found else None
+
+
+def _count(file: Path, name: str) -> int | None:
+    """The number beside ``name`` in a file of one a line; None where there is none."""
+    try:
+        for line in file.read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _groups() -> Iterator[tuple[Path, _Version]]:
+    """Folders of the groups that this process is in and of those around them.
+
+    A container may see its own group as the outermost, whatever it is called outside.
+    """
+    own = dict.fromkeys(_VERSIONS, "/")
+    with suppress(OSError, ValueError):
+        for line in _OWN_GROUPS.read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            own |= dict.fromkeys(kinds.split(","), path)
+    for kind, version in _VERSIONS.items():
+        inner = Path(own[kind].lstrip("/"))
+        for group in (inner, *inner.parents):
+            yield _GROUPS / version.place / group, version
 
 
 def used_memory() -> int:

@@ -43,14 +43,6 @@ _BEING_WRITTEN = 60.0
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 # Whether this process was forked after JAX had started.
 _FORKED = False
-# Limits of memory that containers have, and what of it is in use, by version of Linux's groups.
-_CONTAINER = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
 
 
 def cores() -> int:
@@ -58,23 +50,6 @@ def cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def free_memory() -> int | None:
-    """Bytes of memory that are free, by the machine or the container's limit; None: not known."""
-    found = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(1024 * int(line.split()[1]))
-    except (OSError, ValueError, IndexError):
-        pass
-    for limit, used in _CONTAINER:
-        try:
-            found.append(max(int(Path(limit).read_text()) - int(Path(used).read_text()), 0))
-        except (OSError, ValueError):  # "max": there is none
-            continue
-    return min(found) if found else None
 
 
 def _note_fork() -> None:

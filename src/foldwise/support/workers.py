@@ -81,7 +81,15 @@ class Workers:
     @cached_property
     def packed(self) -> tuple[str, bytes]:
         """The models as bytes, and their digest; all of a family, which share their programs."""
-        content = _cloudpickle().dumps(list(self.models))
+        dumps = _cloudpickle().dumps
+        try:
+            content = dumps(list(self.models))
+        except Exception as error:
+            raise TypeError(
+                "executor= sends models to other processes, so that all they use must be such as "
+                f"pickle can store, but there is what cannot be: {error}; leave open files, locks "
+                "and generators out of what the model's functions use"
+            ) from error
         return _digest(content), content
 
     def packed_with(self, model: Any) -> tuple[str, bytes]:
@@ -111,7 +119,10 @@ def workers() -> Workers | None:
 @contextmanager
 def working(executor: Any, models: Sequence[Any]) -> Iterator[None]:
     """Within this, pieces of work on ``models`` are done by an executor, where one is given."""
-    token = _WORKERS.set(None if executor is None else Workers.of(executor, models))
+    chosen = None if executor is None else Workers.of(executor, models)
+    if chosen is not None:
+        _ = chosen.packed  # what cannot travel is refused before any work
+    token = _WORKERS.set(chosen)
     try:
         yield
     finally:
