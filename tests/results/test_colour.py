@@ -37,7 +37,8 @@ def test_a_result_is_marked_and_loses_nothing():
     assert found["1 of 4 folds flagged:"] == "red"
     assert next(style for line, style in found.items() if line.startswith("- stuck")) == "red"
     assert coloured(str(result)).plain == str(result)
-    good = styles(make(A, mcse=0.01))
+    good = styles(make(A, mcse=0.01, seconds={"fit": 3.0}, seed=1))
+    assert good["time: full-data fit 3.0 s"] == good["seed 1"] == "dim"
     assert next(style for line, style in good.items() if line.startswith("Reliable")) == "green"
 
 
