@@ -69,7 +69,7 @@ def check_nothing(of, at=None):
     assert len(found) == 0
     assert (found.row_cell == -1).all()
     assert len(found.globals) == of.dimension
-    assert "none of which belongs to a group of rows alone" in str(found)
+    assert "no parameter belongs to a group of rows alone" == str(found)
 
 
 # ---------------------------------------------------------------- effects of groups

@@ -95,9 +95,9 @@ class Structure:
         return len(self.coordinates)
 
     def __str__(self) -> str:
-        shared = counted(len(self.globals) - self.unseen, "parameter")
         if not len(self):
-            return f"{shared}, none of which belongs to a group of rows alone"
+            return "no parameter belongs to a group of rows alone"
+        shared = counted(len(self.globals) - self.unseen, "parameter")
         words_for = _with_letters(self.names)
         seen = np.isin(np.arange(len(self)), self.row_cell)
         every = (", ".join(words_for[k] for k in cell if k >= 0) for cell in self.coordinates[seen])
