@@ -244,7 +244,7 @@ def test_the_run_is_told():
     extra = About("a title", "foldwise run x.py", {"draws": 60}, source="x = 1 < 2")
     page = Page(report.report_html({"m": many(1, 20)}, None, extra))
     assert "foldwise run x.py" in page.text and "x = 1 < 2" in page.text
-    assert "draws 60" in page.text and "numpy" in page.text and "cores" in page.text
+    assert "draws: 60" in page.text and "numpy" in page.text and "cores" in page.text
 
 
 def test_a_real_run_by_weights_and_by_chains(prepared, seed, tmp_path):
