@@ -283,7 +283,7 @@ def test_interrupting_a_run_leaves_nothing_behind(prepared, monkeypatch):
 def test_progress_says_what_is_going_on(prepared, capsys):
     run(prepared, progress=True)
     captured = capsys.readouterr()
-    assert captured.err.startswith("foldwise:   0 s  starting\n") and captured.out == ""
+    assert captured.err.startswith("foldwise:   0 s  cross-validation") and captured.out == ""
 
 
 def test_leave_one_out_of_many_rows_is_small():

@@ -62,8 +62,8 @@ def test_groups_need_no_chains():
     assert abs(result.elpd - exact.sum()) < 4 * result.mcse < 0.5
     assert result.folds["pareto_k"].max() < 0.7
     assert (result.folds["status"] == "fine").all()
-    assert "10 from 4,000 full-data draws" in str(result)
-    assert "1 parameter shared by all rows; 10 cells of q[j]" in str(result)
+    assert "10 folds: weights of 4,000 full-data draws\n" in str(result)
+    assert "1 parameter shared by all rows; q[j] of 10 groups, integrated out\n" in str(result)
     assert "chains" not in str(result) and "R-hat" not in str(result)
     other = fw.cross_validate(
         problem.model(), problem.folds, method="importance", seed=6, progress=False
@@ -78,9 +78,10 @@ def test_a_fold_far_from_the_full_data_gets_chains():
     assert np.abs(z).max() < 4
     assert abs(result.elpd - exact.sum()) < 4 * result.mcse
     assert np.isfinite(result.folds["rhat"].values).tolist() == [True] + 7 * [False]
-    assert "7 from 4,000 full-data draws; chains for 1" in str(result)
-    assert "folds with chains: 1 whose weights are too uneven" in " ".join(str(result).split())
-    assert len(str(result).splitlines()[1]) <= 80
+    said = str(result)
+    assert "7 folds: weights of 4,000 full-data draws\n1 fold: 4 chains x " in said
+    assert "; why chains: 1 whose weights are too uneven estimate" in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_errors_of_both_kinds_add_up():

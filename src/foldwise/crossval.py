@@ -204,7 +204,8 @@ def cross_validate(
     check_memory(models, folds, settings, goal, weighted, memory_limit)
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
     share = None if memory_limit is None else limit_of(memory_limit)
-    with working(executor, models), limited(share), kept, Progress(progress) as bar:
+    work = f"cross-validation{models[0].label}" if len(models) == 1 else f"{len(models)} models"
+    with working(executor, models), limited(share), kept, Progress(progress, work) as bar:
         _begin_to_compile(models, folds, settings, weighted, alone)
         import_meanwhile("arviz_stats.base", "xarray")
         fits = []
@@ -433,6 +434,8 @@ def _fit(model: Model, fit: Fit | None, seed: int, bar: Progress, marginal: bool
 
     ``marginal``: of what is shared alone, where parameters belong to groups.
     """
+    what = "full-data fit" if fit is None else "check of the full-data draws"
+    bar.start(f"{what}{model.label}")
     model.check_values()
     if fit is None:
         fit = keeper().made("fit", lambda: full_data_fit(model, seed, bar, marginal))

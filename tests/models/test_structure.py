@@ -69,7 +69,7 @@ def check_nothing(of, at=None):
     assert len(found) == 0
     assert (found.row_cell == -1).all()
     assert len(found.globals) == of.dimension
-    assert "no cells" in str(found)
+    assert "no parameter belongs to a group of rows alone" == str(found)
 
 
 # ---------------------------------------------------------------- effects of groups
@@ -111,8 +111,10 @@ def test_groups_without_rows(unseen):
     assert len(found) == GROUPS + few * unseen and len(set(found.row_cell)) == GROUPS
     assert {frozenset(c) for c in cells} >= {frozenset({f"a[{g}]"}) for g in range(GROUPS)}
     assert len(others) == len(SCALES) + (not few) * unseen
-    assert str(found).startswith(f"3 parameters shared by all rows; {GROUPS} cells of a[j]")
-    words = f"{unseen} cells without rows" if few else f"{unseen} parameters of groups without rows"
+    assert str(found).startswith(f"3 parameters shared by all rows; a[j] of {GROUPS} groups")
+    words = (
+        f"{unseen} groups without rows" if few else f"{unseen} parameters of groups without rows"
+    )
     assert words in str(found)
 
 
@@ -147,7 +149,7 @@ def test_three_effects_and_cells_of_different_sizes():
     check_groups(of, three + [[f"a[{g}]"] for g in range(few, GROUPS)], SCALES)
     found = cells_of(of)[0]
     assert sorted(found.sizes.tolist()) == [1] * (GROUPS - few) + [3] * few
-    assert "4 cells of a[j], b[j,0], b[j,1], 4 cells of a[j]" in str(found)
+    assert "a[j], b[j,0], b[j,1] of 4 groups; a[j] of 4 groups" in str(found)
 
 
 def test_four_effects_are_too_many():
@@ -387,7 +389,7 @@ def test_words():
     start = {"alpha": np.zeros(30), "beta": np.zeros(30), "mu": np.zeros(2), "log_tau": np.zeros(3)}
     of = fw.Model(log_prior, log_likelihood, start, 150)
     found = find_cells(of, draws(of))
-    assert str(found) == "5 parameters shared by all rows; 30 cells of alpha[j], beta[j]"
+    assert str(found) == "5 parameters shared by all rows; alpha[j], beta[j] of 30 groups"
     assert repr(found) == str(found)
 
 

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from problems import by_chains
 
 import foldwise as fw
-from foldwise.results import figures_chains
+from foldwise.results import figures_chains, figures_scheme
 from foldwise.results.axes import Picture
 from foldwise.results.calibration import uniform_band
 from foldwise.results.extend import extend
@@ -137,7 +138,9 @@ def test_difference_is_sorted_and_named(pair):
     assert names == list(table["fold"].values[order])
     bars = np.array([path.vertices[:, 0] for path in axes.collections[0].get_paths()])
     np.testing.assert_allclose(np.ptp(bars, axis=1), 4 * table["mcse"].values[order])
-    assert "minus less" in title(figure) and "SE over folds" in title(figure)
+    assert "minus less" in title(figure)
+    diff, se = re.search(r"by ([\d.]+) \(SE ([\d.]+),", fw.compare(pair).verdict.sentence).groups()
+    assert f"{diff}, SE over folds {se}" in title(figure)  # the digits of the verdict
     assert axes.get_ylabel() == "fold"
 
 
@@ -145,6 +148,11 @@ def test_the_scheme_says_what_is_drawn(pair, many):
     few, some = (title(fw.plot_scheme(result)) for result in (pair[0], many[0]))
     assert few == "blue: trains; orange: tested"
     assert some == "blue: trains; orange: tested; 14 of 40 folds drawn"
+
+
+@pytest.mark.parametrize("count, drawn", [(3, 3), (15, 15), (24, 24), (25, 14), (400, 14)])
+def test_the_scheme_skips_no_fold_of_a_few(count, drawn):
+    assert len(figures_scheme.drawn_folds(count)) == drawn
 
 
 def test_of_many_folds_the_ends_are_named_and_all_are_drawn(many):

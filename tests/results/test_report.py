@@ -17,7 +17,7 @@ from by_hand import A, B, make
 import foldwise as fw
 from foldwise.results import report
 from foldwise.results.about import About
-from foldwise.results.report_trust import commands, lights_of
+from foldwise.results.report_trust import commands, draws_table, lights_of
 from foldwise.studies import cli
 
 EVIL = "<script>window.evil=1</script>\"'&"
@@ -93,21 +93,62 @@ def test_the_verdict_comes_first(page, compared):
 @pytest.mark.parametrize(
     "words",
     [
-        "95 % interval",
+        "95 % interval by Student's t",
         "400 folds that test 1 row each",
-        "The largest differences are those of county",
+        "The largest differences are those of folds county",
         "Without these two, good is ahead by",
         "1 of 400 flagged",
         "chains disagree: 1 of 400 folds (county 7)",
         "foldwise.cross_validate(model, folds, warmup=200, draws=200)",
         "10 times as many",
-        "settings of good",
+        "folds of good 400 folds: 4 chains x 100 draws a fold",
         "Cooper, A., Vehtari, A.",
         "Pr(worse) is the probability that the model predicts worse than the first one",
     ],
 )
 def test_what_a_report_has(page, words):
     assert words in page.text
+
+
+def without_chains(values, **info):
+    """A result by hand of weights, and a refit of the first fold."""
+    result = make(values, mcse=0.1, model="A", fit_draws=4000, warmup=50, given_seed=5, **info)
+    empty = ("fold", np.full(len(values), np.nan))
+    method = ["refit", *["importance"] * (len(values) - 1)]
+    for score in result.scores.values():
+        score.folds["method"], score.folds["pareto_k"] = ("fold", method), 0.0 * score.folds["mcse"]
+        score.folds["rhat"] = score.folds["overlap"] = empty
+        vars(score).update(own_variance=0.01, full_variance=0.03)
+    nothing = replace(result.mixing, rhat=np.full(len(values), np.nan), benchmark=np.zeros(0))
+    return replace(result, mixing=nothing)
+
+
+def test_a_report_without_chains_speaks_of_none():
+    """Neither of their settings, nor of their diagnostics, nor of what longer ones would bring."""
+    results = {"A": without_chains(A, seed=6), "B": without_chains(B, seed=7)}
+    text = report.report_html(results, fw.compare(results), About())
+    page = Page(text)
+    assert "folds of A 1 fold:" not in page.text
+    assert "3 folds: weights of 4,000 full-data draws; 1 fold: refitted" in page.text
+    assert "seed 5 (this model's own: 6)" in page.text
+    for words in ("draws a chain", "chains alone", "warm-up", "given_seed", "4 chains"):
+        assert words not in page.text, words
+    assert "now from 4,000 full-data draws" in page.text
+    assert "The part of refitted folds stays." in page.text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
+    assert data["columns"][:6] == ["model", "fold", "elpd", "mcse", "method", "status"]
+    assert "pareto_k" in data["columns"] and not {"rhat", "overlap"} & set(data["columns"])
+
+
+def test_what_more_full_data_draws_bring_leaves_refits_as_they_are():
+    """MCSE is sqrt(full / times + fixed); there are no chains to be longer."""
+    results = {"A": without_chains(A)}
+    table = draws_table(results, None)
+    assert [cell["text"] for cell in table["head"]] == ["draws", "MCSE", "MCSE / SE"]
+    scale = results["A"].mcse ** 2 / 0.04
+    for row, times in zip(table["rows"], (1, 2, 4, 10), strict=True):
+        wanted = np.sqrt(scale * (0.03 / times + 0.01))
+        assert float(row[1]["text"]) == pytest.approx(wanted, rel=0.05)
 
 
 def test_it_needs_nothing_else_and_is_small(page, written):
@@ -203,7 +244,7 @@ def test_the_run_is_told():
     extra = About("a title", "foldwise run x.py", {"draws": 60}, source="x = 1 < 2")
     page = Page(report.report_html({"m": many(1, 20)}, None, extra))
     assert "foldwise run x.py" in page.text and "x = 1 < 2" in page.text
-    assert "draws 60" in page.text and "numpy" in page.text and "cores" in page.text
+    assert "draws: 60" in page.text and "numpy" in page.text and "cores" in page.text
 
 
 def test_a_real_run_by_weights_and_by_chains(prepared, seed, tmp_path):

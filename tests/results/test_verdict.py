@@ -118,6 +118,23 @@ def test_a_fit_that_is_too_short_is_what_to_extend():
     assert "draws a chain" not in text
 
 
+def test_refits_are_no_chains_to_extend():
+    """Nobody chooses how many draws they have: what is asked for are full-data draws."""
+    result = make(A, mcse=2.0, seed=1, fit_draws=4000)
+    score = result.score("log")
+    score.folds["method"] = ("fold", ["refit", "importance", "importance", "importance"])
+    vars(score).update(own_variance=0.01 * score.mcse**2, full_variance=0.99 * score.mcse**2)
+    length = Length.of(result, "log")
+    assert length.own == 0.0 and length.fixed == pytest.approx(0.01 * score.mcse**2)
+    advice = standing(result).advice
+    assert "full-data draws (now 4,000" in advice and "extend" not in advice
+    score.folds["method"][1] = "mcmc"  # then what is not the refit's is the chains'
+    score.folds["mcse"][0] = 0.05 * score.mcse
+    length = Length.of(result, "log")
+    assert length.fixed == pytest.approx(0.0025 * score.mcse**2)
+    assert length.own == pytest.approx(0.0075 * score.mcse**2)
+
+
 # ---------------------------------------------------------------- errors
 
 

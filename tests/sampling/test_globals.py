@@ -131,7 +131,8 @@ def test_a_group_far_away_is_refitted(distance):
         assert own == pytest.approx(result.folds["mcse"].values[0] ** 2)
         assert result.mcse == pytest.approx(np.sqrt(own + shared))
     assert np.abs(z).max() < 4 and np.sqrt(np.mean(np.square(totals))) < 1.9
-    assert "1 refitted" in str(result)
+    assert "\n1 fold: refitted, the weights being uneven\n" in str(result)
+    assert "importance weights, those of refits too: Pareto k up to" in str(result)
 
 
 def test_an_outlier_of_a_regression_is_refitted():

@@ -250,14 +250,32 @@ def test_quick_toy_has_all_parts():
     assert "10 of 50 folds" in outcome.tables["A quick run"]
     text = outcome.tables["How it was run"]
     lines = {line[:12].strip(): line[12:].split() for line in text.splitlines()}
-    assert lines["full data, A"][:4] == ["4", "1", "300", "300"]
-    assert lines["folds, B"][:4] == ["40", "10", "30", "80"]
+    assert lines["full data, A"][:3] == ["4", "300", "300"]
+    assert lines["chains, B"][:4] == ["10", "40", "30", "80"]
+    assert "Refitting every fold" in text
     assert (
         outcome.conclusion in " ".join(str(outcome).split()) and "a new group" in outcome.conclusion
     )
     assert {"compare", "progress", "difference", "rhat_max_A", "diagnostics_B"} <= set(
         outcome.figures
     )
+
+
+def test_table_of_a_run_without_chains_has_none():
+    """Weights and refits have lines of their own without warm-up, and no time is negative."""
+    found = make(np.arange(4.0))
+    found.folds["method"] = ("fold", ["importance", "refit", "importance", "refit"])
+    found.info["seconds"] = {"fit": 6.0, "weights": 0.5, "refits": 0.3}
+    fit = fw.Fit(np.zeros((4, 50, 2)), (0.0, 0.0), np.full(4, np.nan), 0, 1, seconds=6.0)
+    compiled = {"A": 6.5}  # some before the fit's own clock began
+    text = studies.run_table({"A": found}, {"A": fit}, studies.Plan(80, slice(10)), compiled)
+    lines = {line.split("  ")[0]: line.split()[2:] for line in text.splitlines()}
+    assert lines["full data, A"][1:] == ["4", "-", "50", "6.0", "0.0", "6.0"]
+    assert lines["weights, A"] == ["2", "-", "-", "-", "0.5"]
+    assert lines["refits, A"] == ["2", "-", "-", "-", "0.3"]
+    assert "chains, A" not in lines and "In all 6.8 s." in text
+    assert "independence Metropolis" in text and "Refitting" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_quick_poisson_is_online():

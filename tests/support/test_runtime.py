@@ -1,6 +1,8 @@
 """Devices, precision, the compilation cache, and programs that run on all lanes."""
 
+import time
 from pathlib import Path
+from threading import Barrier, Thread
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -89,3 +91,24 @@ def test_a_program_is_made_once_for_each_name_shape_and_precision():
         compiled(SimpleNamespace(), "scaled", scaled, data, np.zeros(2)),
     ]
     assert len({id(program) for program in (first, *others)}) == 5
+
+
+def test_waits_of_several_threads_count_once():
+    """Or more time would be spent compiling than there was."""
+    waiting, together = runtime._Waiting(), Barrier(4)
+
+    def wait():
+        with waiting:
+            together.wait()
+            time.sleep(0.1)
+
+    began = time.perf_counter()
+    threads = [Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.1 <= waiting.seconds <= time.perf_counter() - began
+    with waiting:
+        pass
+    assert waiting.seconds <= time.perf_counter() - began

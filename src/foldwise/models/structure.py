@@ -95,21 +95,22 @@ class Structure:
         return len(self.coordinates)
 
     def __str__(self) -> str:
-        shared = counted(len(self.globals) - self.unseen, "parameter")
         if not len(self):
-            return f"{shared}; no cells: no parameters belong to a group of rows alone"
+            return "no parameter belongs to a group of rows alone"
+        shared = counted(len(self.globals) - self.unseen, "parameter")
         words_for = _with_letters(self.names)
         seen = np.isin(np.arange(len(self)), self.row_cell)
         every = (", ".join(words_for[k] for k in cell if k >= 0) for cell in self.coordinates[seen])
         kinds = Counter(every).most_common()
-        words = [f"{counted(count, 'cell')} of {kind}" for kind, count in kinds[:5]]
+        words = [f"{kind} of {counted(count, 'group')}" for kind, count in kinds[:5]]
         if len(kinds) > 5:
-            words.append(f"and {sum(count for _, count in kinds[5:])} more")
-        words += [f"{counted(int((~seen).sum()), 'cell')} without rows"] * bool((~seen).any())
+            words.append(f"those of {counted(sum(count for _, count in kinds[5:]), 'more group')}")
+        words += [f"{counted(int((~seen).sum()), 'group')} without rows"] * bool((~seen).any())
         alone = int((self.row_cell < 0).sum())
-        rows = f"; {counted(alone, 'row')} in no cell" if alone else ""
-        rows += f"; {counted(self.unseen, 'parameter')} of groups without rows" * bool(self.unseen)
-        return f"{shared} shared by all rows; {', '.join(words)}{rows}"
+        words += [f"{counted(alone, 'row')} in no group"] * bool(alone)
+        unseen = f"{counted(self.unseen, 'parameter')} of groups without rows"
+        words += [unseen] * bool(self.unseen)
+        return "; ".join([f"{shared} shared by all rows", *words])
 
     __repr__ = __str__
 

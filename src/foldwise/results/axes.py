@@ -171,6 +171,21 @@ def _apart(at: Float[np.ndarray, " label"], size: Float[np.ndarray, " label"]) -
     return moved
 
 
+def in_margin(ax: Axes, at: float, text: str, size: float = 8.0, colour: str = INK) -> None:
+    """A text to the right of the axes, at the height of the value ``at``."""
+    ax.annotate(
+        text,
+        (1.0, at),
+        xytext=(5, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="center",
+        color=colour,
+        fontsize=size,
+        annotation_clip=False,
+    )
+
+
 def end_labels(
     ax: Axes, items: Sequence[tuple[float, str, str]], inches: float = 0.7 * HEIGHT
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from foldwise.results.compare import Comparison
 from foldwise.results.identity import folds_of_scheme
+from foldwise.results.numbers import fixed, places, se_text
 from foldwise.results.result import CVResult
 from foldwise.scores.rules import LOG_SCORES, find_rule
 from foldwise.support.words import counted
@@ -62,19 +63,10 @@ def short(name: Any, most: int = _NAME) -> str:
     return f"{text[: most - 1 - tail].rstrip()}…{text[-tail:].lstrip()}"
 
 
-def number(value: float, error: float) -> str:
-    """A number to the first digit of its error."""
-    if not np.isfinite(value):
-        return "not finite"
-    places = 1
-    if np.isfinite(error) and error > 0:
-        places = int(np.clip(1 - np.floor(np.log10(error)), 0, 6))
-    return f"{value:,.{places}f}"
-
-
-def error_text(value: float) -> str:
-    """An error to two digits."""
-    return f"{value:.2g}" if np.isfinite(value) else "unknown"
+def total_text(total: float, se: float, mcse: float, unit: str) -> str:
+    """A total with its standard error, with as many digits as print-outs and the verdict give."""
+    decimals = places(mcse, 1)
+    return f"{fixed(total, decimals)}, SE over {unit}s {se_text(se, decimals)}"
 
 
 def percent(value: float) -> str:

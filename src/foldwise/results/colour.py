@@ -9,18 +9,20 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _REST = r"[^\n]*(?:\n  [^\n]*)*"  # of a line that goes on indented
+# What a verdict may follow: a study's question, and which part of the folds it is about.
+_BEFORE = r"^(?:Which model [^?]*\?\s+)?(?:Over [^\n]*: |Over [^\n]*\. )?"
 STYLES = (
     (rf"^foldwise: {_REST}", "bold"),
-    (rf"^[^\n]* predicts better than {_REST}", "bold green"),
-    (rf"^(?:Over [^\n]*: |Over [^\n]*\. )?(?:Reliable){_REST}", "green"),
-    (rf"^(?:Over [^\n]*: |Over [^\n]*\. )?[Uu]ndecided: {_REST}", "bold yellow"),
-    (rf"^(?:Over [^\n]*: |Over [^\n]*\. )?[Tt]oo noisy{_REST}", "bold magenta"),
-    (rf"^(?:Over [^\n]*: |Over [^\n]*\. )?[Nn]ot to be trusted: {_REST}", "bold red"),
+    (rf"{_BEFORE}[^\n]*\s+predicts\s+better\s+than\s{_REST}", "bold green"),
+    (rf"{_BEFORE}Reliable{_REST}", "green"),
+    (rf"{_BEFORE}[Uu]ndecided:\s{_REST}", "bold yellow"),
+    (rf"{_BEFORE}[Tt]oo\s+noisy{_REST}", "bold magenta"),
+    (rf"{_BEFORE}[Nn]ot\s+to\s+be\s+trusted:\s{_REST}", "bold red"),
     (rf"^R-hat-max [^\n]* is (?:more|over){_REST}", "red"),
     (r"^\d+ of \d+ folds flagged:", "red"),
     (rf"^- {_REST}", "red"),
     (rf"^(?:Pr\(worse\)|weight): {_REST}", "dim"),
-    (rf"^(?:time|seed|ESS) {_REST}", "dim"),
+    (rf"^(?:time:|seed|ESS) {_REST}", "dim"),
 )
 
 

@@ -37,7 +37,7 @@ def extend(run: Run, draws: int, progress: bool = True) -> CVResult:
     check_count("draws", draws, 1)
     run.model.check_shapes()
     longer = run.copy()
-    with Progress(progress) as bar:
+    with Progress(progress, f"more draws{run.model.label}") as bar:
         sample([longer], draws, bar)
     return summarise(longer)
 

@@ -9,7 +9,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from foldwise.results.axes import BLUE, GREY, INK, ORANGE, RED, SKY, WIDTH, styled_figure, title
+from foldwise.results.axes import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    RED,
+    SKY,
+    WIDTH,
+    in_margin,
+    styled_figure,
+    title,
+)
 from foldwise.results.captions import quantity, short
 from foldwise.results.compare import Comparison, compare
 from foldwise.results.numbers import probability_text
@@ -73,16 +84,7 @@ def _draw_forest(ax: Axes, found: Comparison, colour: str) -> None:
         ax.hlines(k, diff - 2 * error, diff + 2 * error, color=colour, linewidth=1.2)
         ax.hlines(k, diff - 2 * mcse, diff + 2 * mcse, color=SKY, linewidth=5.0, alpha=0.8)
         ax.plot([diff], [k], "o", color=colour, markersize=4.5)
-        ax.annotate(
-            f"Pr(worse) {probability_text(row['prob_worse'])}",
-            (1.0, k),
-            xytext=(6, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.0,
-            annotation_clip=False,
-        )
+        in_margin(ax, k, f"Pr(worse) {probability_text(row['prob_worse'])}")
     ax.set_ylim(count - 0.4, -0.6)
     low, high = ax.get_xlim()
     pad = 0.05 * (high - low)

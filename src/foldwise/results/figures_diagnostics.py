@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from foldwise.results.axes import BLUE, GREY, RED, WIDTH, plain_log, styled_figure, title
+from foldwise.results.axes import BLUE, GREY, RED, WIDTH, in_margin, plain_log, styled_figure, title
 from foldwise.results.captions import model_name, over_which, short
 from foldwise.results.drawable import check_results, main_score
 from foldwise.results.result import CVResult, Score
@@ -108,17 +108,8 @@ def _draw(ax: Axes, panel: Panel, flagged: np.ndarray) -> None:
         ax.set_ylim(low - pad, high + pad)
     if np.isfinite(panel.limit):
         ax.axhline(panel.limit, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
-        ax.annotate(
-            f"{panel.limit:.3g}" if panel.label != "R-hat" else f"{panel.limit:.3f}",
-            (1.0, panel.limit),
-            xytext=(4, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            fontsize=7.5,
-            color=GREY,
-            annotation_clip=False,
-        )
+        text = f"{panel.limit:.3g}" if panel.label != "R-hat" else f"{panel.limit:.3f}"
+        in_margin(ax, panel.limit, text, 7.5, GREY)
     ax.set_ylabel(panel.label)
 
 

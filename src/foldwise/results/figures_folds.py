@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 from foldwise.results.axes import BLUE, GREY, RED, WIDTH, plain_log, styled_figure, title
 from foldwise.results.captions import (
     direction_of,
-    error_text,
     measure_of,
     model_name,
     not_drawn,
-    number,
     over_which,
     short,
+    total_text,
 )
 from foldwise.results.compare import compare
 from foldwise.results.drawable import check_results, main_score, need_values
+from foldwise.results.numbers import error_text
 from foldwise.results.result import CVResult
 from foldwise.scores import diagnostics
 from foldwise.scores.rules import find_rule
@@ -57,11 +57,10 @@ def plot_difference(a: CVResult, b: CVResult, score: str | None = None) -> Figur
             ax.axvline(0.0, color=GREY, linewidth=0.8, zorder=0)
         axes[-1].set_xlabel(measure_of(found))
         _sides(axes[-1], found.names)
-        total = number(found.diff, found.mcse)
+        total = total_text(found.diff, found.se, found.mcse, found.unit)
         title(
             figure,
-            f"{direction_of(found)}: {total}, SE over {found.unit}s {error_text(found.se)}"
-            f"{over_which(found.left_out, a)}",
+            f"{direction_of(found)}: {total}{over_which(found.left_out, a)}",
             f"bars: ± 2 MCSE of the fold; MCSE of the total {error_text(found.mcse)}",
         )
     return figure
@@ -72,8 +71,8 @@ def _sides(ax: Axes, names: list[str]) -> None:
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, -0.02 * high), max(high, -0.02 * low))
     for at, align, text, colour in (
-        (0.0, "left", f"← {short(names[1], 22)} better", RED),
-        (1.0, "right", f"{short(names[0], 22)} better →", BLUE),
+        (0.0, "left", f"← {short(names[1], 22)} ahead", RED),
+        (1.0, "right", f"{short(names[0], 22)} ahead →", BLUE),
     ):
         ax.text(
             at,

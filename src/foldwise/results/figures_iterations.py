@@ -27,18 +27,18 @@ from foldwise.results.axes import (
 )
 from foldwise.results.captions import (
     direction_of,
-    error_text,
     measure_of,
     model_name,
-    number,
     over_which,
     percent,
     quantity,
     short,
+    total_text,
 )
 from foldwise.results.compare import compare
 from foldwise.results.differences import paired_units
 from foldwise.results.drawable import check_results, main_score, stored_evidence
+from foldwise.results.numbers import error_text
 from foldwise.results.replay import first_draws, in_blocks
 from foldwise.results.result import CVResult
 from foldwise.results.text import spread_over
@@ -167,10 +167,10 @@ def plot_progress(a: CVResult, b: CVResult | None = None, score: str | None = No
         ax.set_ylabel(found.score)
         if b is not None:
             zero_if_near(ax)
+        total = total_text(found.estimate[-1], found.se[-1], found.mcse[-1], found.unit)
         title(
             figure,
-            f"{found.of}: {number(found.estimate[-1], found.mcse[-1])}, "
-            f"SE over {found.unit}s {error_text(found.se[-1])}{found.over}",
+            f"{found.of}: {total}{found.over}",
             f"blue band: ± 2 MCSE, {error_text(found.mcse[-1])} after {found.draws[-1]:,} "
             "iterations; grey: ± 2 SE, MCSE counted",
         )

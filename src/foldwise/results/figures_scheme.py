@@ -11,8 +11,8 @@ from foldwise.results.axes import ORANGE, PALE, WIDTH, styled_figure, title
 from foldwise.results.drawable import check_results
 from foldwise.results.result import CVResult
 
-# Folds and rows that are drawn one by one; of more, some.
-_FOLDS, _CELLS = 14, 240
+# Folds that are all drawn, how many of more are, and rows that are drawn one by one.
+_FOLDS, _DRAWN, _CELLS = 24, 14, 240
 TRAINS = "#A9D3EA"
 
 
@@ -49,7 +49,7 @@ def drawn_folds(count: int) -> np.ndarray:
     """Positions of the folds that are drawn: all of a few, evenly spaced ones of many."""
     if count <= _FOLDS:
         return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, _FOLDS).round().astype(int))
+    return np.unique(np.linspace(0, count - 1, _DRAWN).round().astype(int))
 
 
 def scheme_cells(result: CVResult, chosen: np.ndarray) -> Float[np.ndarray, "fold cell"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from foldwise.results.figures_folds import plot_difference
 from foldwise.results.figures_scheme import plot_scheme
 from foldwise.results.report_parts import picture
 from foldwise.results.result import CVResult
-from foldwise.results.text import PHASES
+from foldwise.results.text import PHASES, settings_text, ways
 from foldwise.results.verdict import Verdict, standing
 from foldwise.results.weighted import chains_alone
 from foldwise.support.words import duration
@@ -203,22 +203,9 @@ def _run(results: dict[str, CVResult], extra: About) -> list[tuple[str, str]]:
     found = [("command", extra.command)] if extra.command else []
     if extra.settings:
         found.append(("settings", _listing(extra.settings)))
-    keys = (
-        "chains",
-        "draws",
-        "warmup",
-        "fit_draws",
-        "given_seed",
-        "seed",
-        "fit_seed",
-        "memory",
-        "precision",
-    )
     for name, result in results.items():
-        known = {key: result.info[key] for key in keys if result.info.get(key) is not None}
-        if result.info.get("fit_made_elsewhere"):
-            known["fit_seed"] = "draws made elsewhere"
-        found.append((f"settings of {name}", _listing(known)))
+        said = [*ways(result), settings_text(result.info)]
+        found.append((f"folds of {name}", "; ".join(part for part in said if part)))
         seconds = (result.info.get("seconds") or {}).items()
         times = ", ".join(f"{PHASES.get(p, p)} {duration(s)}" for p, s in seconds if s >= 0.05)
         found.append((f"time of {name}", times or "under a second"))
@@ -228,14 +215,15 @@ def _run(results: dict[str, CVResult], extra: About) -> list[tuple[str, str]]:
 
 
 def _listing(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+    return "; ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
 
 
 def _data(results: dict[str, CVResult], comparison: Comparison | None) -> dict[str, Any]:
     """All numbers: the table of the folds of every model, scores, verdict and comparison."""
-    shown = [
-        c for c in next(iter(results.values())).folds.data_vars if c not in ("spread", "noise")
-    ]
+    first = next(iter(results.values())).folds
+    known = [c for c in first.data_vars if c not in ("spread", "noise") and _known(results, c)]
+    ahead = [c for c in (known[0], "mcse", "method", "status") if c in known]  # what is asked first
+    shown = [*ahead, *(c for c in known if c not in ahead)]
     rows = []
     for name, result in results.items():
         found = result.folds
@@ -260,6 +248,12 @@ def _data(results: dict[str, CVResult], comparison: Comparison | None) -> dict[s
         data["comparison"] = [{k: _plain(v) for k, v in row.items()} for row in table]
         data["verdict"] = {"kind": verdict.kind, "sentence": verdict.sentence}
     return json.loads(json.dumps(data, allow_nan=False))
+
+
+def _known(results: dict[str, CVResult], column: Hashable) -> bool:
+    """Whether any fold has a value there: R-hats, say, are of chains alone."""
+    found = (result.folds[column] for result in results.values() if column in result.folds)
+    return any(bool(values.notnull().any()) for values in found)
 
 
 def _plain(value: Any) -> Any:

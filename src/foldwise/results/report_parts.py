@@ -27,6 +27,7 @@ from foldwise.results.text import (
     approximation,
     score_title,
     spread_over,
+    structure_text,
     with_weights,
 )
 from foldwise.results.verdict import (
@@ -55,6 +56,16 @@ MEANINGS = {
     "ESS": "independent draws that would give the same Monte Carlo error",
     "per row": "total divided by the number of rows tested",
 }
+# What schemes ask.
+QUESTIONS = {
+    "leave_one_out": "How well is a row predicted from all others?",
+    "k_fold": "How well are rows predicted from the others?",
+    "stratified_k_fold": "How well are rows predicted from the others?",
+    "leave_group_out": "How well is a new group predicted from the others?",
+    "group_k_fold": "How well are new groups predicted from the others?",
+    "leave_future_out": "How well is the future predicted from the past?",
+    "spatial_block": "How well are other places predicted?",
+}
 GLOSSARY = [
     ("fold", "a set of training rows and a set of test rows"),
     ("elpd", "log predictive density of test rows; higher is better; its unit is the nat"),
@@ -68,6 +79,11 @@ GLOSSARY = [
     ("optimism", "how much better rows are predicted by draws that have seen them"),
     ("R-hat", "spread of all chains relative to that within chains: one where they agree"),
     ("R-hat-max", "largest R-hat of any fold, which is large by chance where there are many"),
+    ("weights", "of the full-data draws, as if the fold's test rows had not been there"),
+    (
+        "refit",
+        "draws of a fold's own posterior from a density fitted to it, where weights are uneven",
+    ),
     ("Pareto k", "weight of a tail: over 0.7 a mean over it is not to be trusted"),
     ("overlap", "draws that carry the bridge from a fold's posterior to that of the full data"),
     ("PIT", "share of predictive draws below the observed value: uniform if calibrated"),
@@ -142,8 +158,8 @@ def why(verdict: Verdict, comparison: Comparison | None, result: CVResult) -> li
     lines.append(
         f"{verdict.leader} minus {verdict.other}: {fixed(found.diff, decimals)}; standard error "
         f"{se_text(found.se, decimals)} over {counted(len(comparison.units), comparison.unit)}, "
-        f"Monte Carlo error {error_text(found.mcse)}; 95 % interval {fixed(low, decimals)} to "
-        f"{fixed(high, decimals)}."
+        f"Monte Carlo error {error_text(found.mcse)}; 95 % interval by Student's t "
+        f"{fixed(low, decimals)} to {fixed(high, decimals)}."
     )
     small = f", and for log scores the difference at least {SMALL_DIFFERENCE:g}"
     lines.append(
@@ -166,7 +182,10 @@ def question(result: CVResult) -> str:
     rows = f"{least} row{'s' * (least != 1)}" if least == most else f"{least} to {most} rows"
     folds = counted(held, "fold") if held == total else f"{held} of {counted(total, 'fold')}"
     rows_in_all = f"; {info['n_obs']:,} rows in all" if info.get("n_obs") else ""
-    return f"{info.get('scheme', 'cross-validation')}: {folds} that test {rows} each{rows_in_all}"
+    scheme = str(info.get("scheme", "cross-validation"))
+    asked = QUESTIONS.get(scheme.partition(",")[0], "")
+    asked += " " * bool(asked)
+    return f"{asked}{scheme}: {folds} that test {rows} each{rows_in_all}"
 
 
 def scheme_alt(result: CVResult) -> str:
@@ -197,7 +216,7 @@ def influence(comparison: Comparison) -> list[str]:
     named = " and ".join(f"{fold[k]} ({by_fold[k]:+.3g})" for k in largest)
     lines = [
         f"{verdict.leader} is ahead in {int((by_fold > 0).sum())} of {len(fold)} folds. The "
-        f"largest differences are those of {named}."
+        f"largest differences are those of folds {named}."
     ]
     rest = delta[~np.isin(paired.fold, largest)]
     if len(rest) > 1:
@@ -245,22 +264,22 @@ def model_table(results: dict[str, CVResult]) -> dict[str, Any]:
         rows.append(
             [
                 cell(name, left=True),
-                cell(info.get("model") or "", left=True),
+                cell("" if info.get("model") in (None, name) else info["model"], left=True),
                 cell(info.get("parameters", "")),
-                cell(info.get("structure", ""), left=True),
+                cell(structure_text(result), left=True),
                 cell(method, left=True),
             ]
         )
-    return table(["model", "name", "parameters", "structure", "folds scored by"], rows)
+    return table(["model", "full name", "parameters", "which of them", "folds scored by"], rows)
 
 
 def _methods(result: CVResult) -> str:
-    words = {"mcmc": "chains", "importance": "weights of full-data draws", "refit": "refits"}
+    words = {"importance": "weights of full-data draws", "refit": "refits", "mcmc": "chains"}
     if "method" not in result.folds:
-        return "chains"
-    kinds, counts = np.unique(result.folds["method"].values.astype(str), return_counts=True)
-    parts = [f"{words.get(k, k)} ({n})" for k, n in zip(kinds, counts, strict=True)]
-    return ", ".join(parts)
+        return words["mcmc"]
+    method = result.folds["method"].values
+    counts = {word: int((method == kind).sum()) for kind, word in words.items()}
+    return ", ".join(f"{word} ({count})" for word, count in counts.items() if count)
 
 
 def score_table(results: dict[str, CVResult]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from foldwise.results.text import divergences_text, mixing_text
 from foldwise.results.verdict import LARGE_MCSE, Length, troubles_of
 from foldwise.scores import diagnostics
 from foldwise.scores.rules import LOG_SCORES
-from foldwise.support.words import counted
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
 # What to run about each kind of trouble; {draws}, {warmup} and {more} are filled in.
@@ -153,17 +152,19 @@ def draws_table(results: dict[str, CVResult], comparison: Comparison | None) -> 
     """Monte Carlo error now and with more draws, beside the standard error."""
     lengths, se, _ = _lengths(results, comparison)
     own, full = sum(length.own for length in lengths), sum(length.full for length in lengths)
-    rows = []
+    fixed, rows = sum(length.fixed for length in lengths), []
     for times in (1, 2, 4, 10):
-        chains, both = np.sqrt(own / times + full), np.sqrt((own + full) / times)
+        chains, both = own / times + full + fixed, (own + full) / times + fixed
+        both = float(np.sqrt(both))
         texts = [
             "as now" if times == 1 else f"{times} times as many",
-            error_text(float(chains)) if own > 0 else "-",
-            error_text(float(both)),
+            error_text(float(np.sqrt(chains))) if own > 0 else "",
+            error_text(both),
             f"{both / se:.2g}" if se > 0 else "n/a",
         ]
         rows.append([cell(texts[0], left=True), *map(cell, texts[1:])])
-    return table(["draws", "MCSE, chains alone", "MCSE, fit too", "of SE"], rows)
+    head = ["draws", "MCSE, chains alone", "MCSE, fit too" if own > 0 else "MCSE", "MCSE / SE"]
+    return table(head, rows)
 
 
 def draws_text(results: dict[str, CVResult], comparison: Comparison | None) -> str:
@@ -172,10 +173,15 @@ def draws_text(results: dict[str, CVResult], comparison: Comparison | None) -> s
     draws, fit = (max(getattr(length, key) for length in lengths) for key in ("draws", "fit_draws"))
     has_chains = any(length.own > 0 for length in lengths)
     now = f"{draws:,} draws a chain and " if has_chains else ""
+    fall = (
+        "of all draws, more slowly where only the chains get longer" if has_chains else "of these"
+    )
+    refits = " The part of refitted folds stays." * any(length.fixed > 0 for length in lengths)
+    how = "fit=foldwise.fit(model, draws=...)" + ", draws=..." * has_chains
     return (
-        f"Monte Carlo error of {what}, now from {now}{counted(fit, 'full-data draw')}. It falls "
-        "with the root of the number of all draws, more slowly where only the chains get longer; "
-        "the standard error does not."
+        f"Monte Carlo error of {what}, now from {now}{fit:,} full-data draws. It falls with the "
+        f"root of the number {fall}; the standard error does not.{refits} More draws are had with "
+        f"foldwise.cross_validate(..., {how})."
     )
 
 

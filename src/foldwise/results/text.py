@@ -99,22 +99,49 @@ def _heading(result: CVResult) -> list[str]:
     held = result.folds.sizes["fold"]
     size = [_folds(held, folds_of_scheme(info, held))]
     size += [counted(info[key], word) for key, word in _SIZES.items() if info.get(key) is not None]
-    text = ", ".join(size)
-    weighted, refitted = _made_by(result, "importance"), _made_by(result, "refit")
-    chained = _with_chains(result)
-    if chained < held:
-        text += f"; {weighted} from {info['fit_draws']:,} full-data draws"
-        text += f"; {refitted} refitted" if refitted else ""
-        text += f"; chains for {counted(chained, 'fold')}" if chained else ""
-    if chained and info.get("chains") is not None and info.get("draws") is not None:
-        text += f"; {info['chains']} chains x {info['draws']} draws a fold"
+    text, lines = ", ".join(size), []
+    if _with_chains(result) == held:
+        text = "; ".join([text, *_chains_text(info)])
+    else:
+        lines = [line for way in ways(result) for line in _wrap(way)]
+    return _wrap(f"foldwise: {title}") + _wrap(text) + _wrap(structure_text(result)) + lines
+
+
+def structure_text(result: CVResult) -> str:
+    """Which parameters all rows share and which groups have, and whether these are integrated out.
+
+    Where chains sample all folds, what they sample is said beside their length.
+    """
+    structure = str(result.info.get("structure", ""))
+    weighted = _with_chains(result) < result.folds.sizes["fold"]
+    return structure + ", integrated out" * (weighted and "shared by all rows" in structure)
+
+
+def _chains_text(info: Mapping[str, Any]) -> list[str]:
+    """How long chains were, what they sampled and why, where folds have some."""
+    parts = []
+    if info.get("chains") is not None and info.get("draws") is not None:
+        parts.append(f"{info['chains']} chains x {info['draws']} draws a fold")
         if info.get("warmup") is not None:
-            text += f" after {info['warmup']} warm-up"
-    if chained and info.get("sampled"):
-        text += f"; {info['sampled']}"
-    if chained and info.get("why_chains"):
-        text += f"; folds with chains: {info['why_chains']}"
-    return _wrap(f"foldwise: {title}") + _wrap(text) + _wrap(info.get("structure", ""))
+            parts[0] += f" after {info['warmup']} warm-up"
+    if info.get("sampled"):
+        parts.append(str(info["sampled"]))
+    if info.get("why_chains"):
+        parts.append(f"why chains: {info['why_chains']}")
+    return parts
+
+
+def ways(result: CVResult) -> list[str]:
+    """How folds were scored: so many by weights, refits and chains."""
+    draws = result.info.get("fit_draws")
+    counts = {
+        f"weights of {draws:,} full-data draws" if draws else "weights of full-data draws": (
+            _made_by(result, "importance")
+        ),
+        "refitted, the weights being uneven": _made_by(result, "refit"),
+        "; ".join(_chains_text(result.info)) or "chains": _with_chains(result),
+    }
+    return [f"{counted(count, 'fold')}: {words}" for words, count in counts.items() if count]
 
 
 def _made_by(result: CVResult, method: str) -> int:
@@ -207,7 +234,7 @@ def _sampling_lines(result: CVResult) -> list[str]:
             mixing_text(mixing.rhat_max, mixing.benchmark, mixing.share_above, mixing.limit)
         )
         lines += _wrap(_ran(result, chained))
-    for text in (_settings_text(result.info), _time_text(result.info.get("seconds"))):
+    for text in (settings_text(result.info), _time_text(result.info.get("seconds"))):
         lines += _wrap(text)
     if result.info.get("fit_problems") and not troubles_of("", result):  # else it is said above
         lines += _wrap(f"check the full-data fit first: {result.info['fit_problems']}")
@@ -219,7 +246,8 @@ def _weights_text(table: xr.Dataset) -> str:
     tails = table["pareto_k"].values[table["method"].values != "mcmc"]
     largest = np.max(tails[np.isfinite(tails)], initial=-np.inf)
     known = fixed(largest, 2) if np.isfinite(largest) else "n/a"
-    return f"importance weights: Pareto k up to {known} (limit 0.7)"
+    of_refits = ", those of refits too" * bool((table["method"].values == "refit").any())
+    return f"importance weights{of_refits}: Pareto k up to {known} (limit 0.7)"
 
 
 def divergences_text(result: CVResult) -> str:
@@ -250,7 +278,7 @@ def _ran(result: CVResult, chained: int) -> str:
     )
 
 
-def _settings_text(info: Mapping[str, Any]) -> str:
+def settings_text(info: Mapping[str, Any]) -> str:
     """Seeds, and what is not as usual."""
     parts = []
     if info.get("seed") is not None:

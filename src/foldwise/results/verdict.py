@@ -32,7 +32,7 @@ from foldwise.results.numbers import (
     rounded_up,
     se_text,
 )
-from foldwise.results.result import CVResult
+from foldwise.results.result import CVResult, Score
 from foldwise.support.words import counted
 
 BETTER, UNDECIDED, NOISY, UNTRUSTED = "better", "undecided", "too noisy", "not to be trusted"
@@ -78,12 +78,17 @@ class Verdict:
 
 
 class Length(NamedTuple):
-    """How long a model was run: parts of the Monte Carlo variance of its total, and draws."""
+    """How long a model was run: parts of the Monte Carlo variance of its total, and draws.
+
+    ``own`` is the chains', ``full`` the full-data draws', ``fixed`` that of refits, whose number of
+    draws nobody chooses.
+    """
 
     own: float
     full: float
     draws: int
     fit_draws: int
+    fixed: float = 0.0
 
     @classmethod
     def of(cls, result: CVResult, score: str) -> Length:
@@ -91,12 +96,25 @@ class Length(NamedTuple):
         found, info = result.score(score), result.info
         scale = found.own_variance + found.full_variance
         ratio = found.mcse**2 / scale if scale > 0 else 0.0
+        fixed = _of_refits(found)
         return cls(
-            ratio * found.own_variance,
+            ratio * (found.own_variance - fixed),
             ratio * found.full_variance,
             int(info.get("draws") or 1),
             int(info.get("fit_draws") or 1),
+            ratio * fixed,
         )
+
+
+def _of_refits(score: Score) -> float:
+    """The part of a total's own variance that folds with refits have, not those with chains."""
+    table = score.folds
+    if "method" not in table:
+        return 0.0
+    method, variance = table["method"].values, (table["weight"] * table["mcse"]).values ** 2
+    if not (method == "mcmc").any():
+        return score.own_variance
+    return min(float(np.nansum(variance[method == "refit"])), score.own_variance)
 
 
 class Lead(NamedTuple):
@@ -307,8 +325,10 @@ def draws_needed(found: Difference, lengths: tuple[Length, ...]) -> tuple[int, i
     chains get longer; where the chains do, only the fit; else both. Zero: as many as now.
     """
     spread = max(found.error**2 - found.mcse**2, found.mcse**2 / _MOST)
-    target, own = 0.09 * spread, sum(length.own for length in lengths)
-    full = sum(length.full for length in lengths)
+    own, full = sum(length.own for length in lengths), sum(length.full for length in lengths)
+    fixed = sum(length.fixed for length in lengths)
+    target = 0.09 * spread
+    target = max(target - fixed, 0.1 * target)
     if own + full <= target:
         return 0, 0
     if full <= 0.5 * target:

@@ -83,11 +83,12 @@ def fit(
     check_count("chains", chains, 2)
     check_count("draws", draws, 100)
     check_count("warmup", warmup, 100)
-    model.check_shapes()
-    model.check_values()
-    import_meanwhile("arviz_stats.base", "xarray")
-    seed, began = resolve_seed(seed), time.perf_counter()
-    with Progress(progress) as bar:
+    seed = resolve_seed(seed)
+    with Progress(progress, f"full-data fit{model.label}") as bar:
+        model.check_shapes()
+        model.check_values()
+        import_meanwhile("arviz_stats.base", "xarray")
+        began = time.perf_counter()
         alone = None if marginal is False else _of_globals(model, seed, bar, draws, chains)
         if alone is not None:
             return alone

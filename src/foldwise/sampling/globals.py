@@ -45,7 +45,7 @@ def draw_globals(
     structure = find_cells(model, model.probes())
     if not len(structure) or not 0 < len(structure.globals) <= MOST_GLOBALS:
         return None
-    bar.start(f"full-data fit{model.label}: {structure}")
+    bar.start(f"full-data fit{model.label}")
     marginal = Marginal(model, structure, model.probes()[:1])
     found = _drawn(marginal, _starts(marginal, seed), seed, draws, chains)
     if found is None:
@@ -63,7 +63,7 @@ def draw_small(
     """Draws of a model of a handful of parameters, climbing from ``starts``; None if it fails."""
     if model.dimension > MOST_GLOBALS:
         return None
-    bar.start(f"full-data fit{model.label}: a mixture of t densities")
+    bar.start(f"full-data fit{model.label}")
     marginal = Marginal(model, without_cells(model), model.probes()[:1])
     found = _drawn(marginal, starts, seed, DRAWS, CHAINS)
     return None if found is None else _of_chains(marginal, found, CHAINS)

@@ -21,6 +21,7 @@ from jaxtyping import Array
 
 import foldwise as fw
 from foldwise.results.checkpoints import kept_fit
+from foldwise.results.numbers import listed
 from foldwise.results.text import WIDTH
 from foldwise.results.verdict import standing
 from foldwise.studies.outcome import Outcome
@@ -187,53 +188,66 @@ def run_table(
 ) -> str:
     """Sizes and seconds of every phase, as in the paper's tables C2 to C4.
 
-    ``prepare`` is starting points, metrics and step size; ``sample`` is the folds' warm-up and
-    draws, and the posteriors in between that bridges need; and the weights of full-data draws, for
-    folds that have no chains. ``compiling`` are the seconds of it in each full-data fit.
+    A line for each full-data fit, and for each way in which folds were scored: chains, weights of
+    full-data draws, refits. ``prepare`` is starting points, metrics and step size; ``sample`` of
+    chains is their warm-up and draws, and the posteriors in between that bridges need.
+    ``compiling`` are the seconds of it in each full-data fit.
     """
-    head = [
-        "",
-        "chains",
-        "folds",
-        "warm-up",
-        "draws",
-        "prepare",
-        "compile",
-        "sample",
-        "all, s",
-    ]
-    lines = [head]
-    total = naive = 0.0
+    lines = [["", "folds", "chains", "warm-up", "draws", "prepare", "compile", "sample", "all, s"]]
+    spent = naive = 0.0
+    alone = []
     for label, fit in fits.items():
         chains, draws, _ = fit.positions.shape
-        sizes = [chains, 1, plan.fit_warmup, draws]
-        phases = [compiling[label], fit.seconds - compiling[label], fit.seconds]
-        lines.append([f"full data, {label}", *map(str, sizes), "", *(f"{s:.1f}" for s in phases)])
-        total += fit.seconds
+        compiled = min(compiling[label], fit.seconds)
+        adapted = not np.isnan(fit.step_size).all()  # else independence Metropolis: no warm-up
+        alone += [] if adapted else [label]
+        naive += (fit.seconds - compiled) * results[label].folds.sizes["fold"]
+        sizes = ["", str(chains), str(plan.fit_warmup) if adapted else "-", str(draws), ""]
+        phases = (compiled, fit.seconds - compiled, fit.seconds)
+        lines.append([f"full data, {label}", *sizes, *(f"{phase:.1f}" for phase in phases)])
+        spent += fit.seconds
     for label, result in results.items():
-        info, count = result.info, result.folds.sizes["fold"]
-        of = {"prepare": ("prepare", "tune"), "compile": ("compile",)}
-        of["sample"] = ("folds", "rungs", "weights")
-        phases = [sum(info["seconds"].get(name, 0.0) for name in names) for names in of.values()]
-        phases.append(sum(phases))
-        chained = int((result.folds["method"].values == "mcmc").sum())
-        sizes = [chained * info["chains"], chained, info["warmup"], info["draws"]]
-        if not chained:
-            sizes[2:] = ["-", "-"]
-        lines.append([f"folds, {label}", *map(str, sizes), *(f"{s:.1f}" for s in phases)])
-        total += phases[-1]
-        naive += (fits[label].seconds - compiling[label]) * count
+        lines += _fold_lines(label, result)
+        spent += sum(s for phase, s in result.info["seconds"].items() if phase != "fit")
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     text = [
         cells[0].ljust(widths[0])
         + "".join(cell.rjust(w + 2) for cell, w in zip(cells[1:], widths[1:], strict=True))
         for cells in lines
     ]
-    cost = (
-        f"In all {duration(total)}. Refitting every fold as the full data were fitted would take "
-        f"about {duration(naive)}, compiling not counted."
-    )
-    return "\n".join([*text, textwrap.fill(cost, WIDTH)])
+    notes = [f"In all {duration(spent)}."]
+    if alone:
+        notes.append(
+            f"Full-data fits without warm-up ({listed(alone)}): parameters that all rows share by "
+            "independence Metropolis from a mixture of t densities fitted to their posterior, "
+            "those of groups given them."
+        )
+    else:
+        notes[0] += (
+            " Refitting every fold as the full data were fitted would take about "
+            f"{duration(naive)}, compiling not counted."
+        )
+    return "\n".join([*text, *(textwrap.fill(note, WIDTH) for note in notes)])
+
+
+def _fold_lines(label: str, result: fw.CVResult) -> list[list[str]]:
+    """A line for each way in which some folds of a result were scored."""
+    info, found = result.info, []
+    time = dict.fromkeys(("weights", "refits", "prepare", "tune", "compile", "folds", "rungs"), 0.0)
+    time |= info["seconds"]
+    for title, method in (("weights", "importance"), ("refits", "refit"), ("chains", "mcmc")):
+        count = int((result.folds["method"].values == method).sum())
+        if not count:
+            continue
+        if method == "mcmc":
+            sizes = [count * info["chains"], info["warmup"], info["draws"]]
+            parts = time["prepare"] + time["tune"], time["compile"], time["folds"] + time["rungs"]
+            numbers, seconds = [f"{part:.1f}" for part in parts], sum(parts)
+        else:
+            sizes, numbers, seconds = ["-", "-", "-"], ["", "", ""], time[title]
+        line = [f"{title}, {label}", str(count), *map(str, sizes), *numbers, f"{seconds:.1f}"]
+        found.append(line)
+    return found
 
 
 # ---------------------------------------------------------------- densities

@@ -476,8 +476,8 @@ def _add_sampling(command: argparse.ArgumentParser, seed: str) -> None:
     group.add_argument(
         "--method",
         choices=METHODS,
-        help="chains for every fold (mcmc), weights of full-data draws (importance), or chains "
-        "only where the weights can not be relied on (auto)",
+        help="chains for every fold (mcmc), weights of full-data draws (importance), or refits "
+        "and chains only where the weights can not be relied on (auto)",
     )
     group.add_argument(
         "--memory",

@@ -44,5 +44,5 @@ class Outcome:
         if self.comparison is not None:
             parts.append(str(self.comparison))
         if self.conclusion:
-            parts.append(textwrap.fill(self.conclusion, WIDTH))
+            parts.append(textwrap.fill(self.conclusion, WIDTH, subsequent_indent="  "))
         return "\n\n".join(parts)

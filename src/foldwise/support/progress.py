@@ -33,15 +33,18 @@ class Display(Protocol):
 
 
 class Progress:
-    """What is being done, how far it is and how long it will take; nothing unless ``show``."""
+    """What is being done, how far it is and how long it will take; nothing unless ``show``.
 
-    def __init__(self, show: bool):
-        self.show = show
+    ``work`` is the whole in a few words, shown at once and until the first stage begins.
+    """
+
+    def __init__(self, show: bool, work: str = "starting"):
+        self.show, self.work = show, work
         self._display: Display | None = None
 
     def __enter__(self) -> Progress:
         if self.show:
-            self._display = _display()
+            self._display = _display(self.work)
         return self
 
     def __exit__(
@@ -65,12 +68,12 @@ class Progress:
             self._display.advance(amount)
 
 
-def _display() -> Display:
+def _display(work: str) -> Display:
     if _in_notebook():
-        return Cell()
+        return Cell(work)
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        return Bar()
-    return Lines()
+        return Bar(work)
+    return Lines(work)
 
 
 def _in_notebook() -> bool:
@@ -81,30 +84,43 @@ def _in_notebook() -> bool:
 # ---------------------------------------------------------------- terminals
 
 
-class Bar:
-    """Bars of rich; stages without a total pulse, and are gone when they end."""
+# Width of a bar; columns that it, per cent, two times and "left" take with their spaces.
+BAR_WIDTH = 20
+_BESIDE = BAR_WIDTH + 4 + 7 + 4 + 7 + 5
 
-    def __init__(self) -> None:
+
+class Bar:
+    """Bars of rich; stages without a total pulse. Those that took a while stay when they end.
+
+    A description is cut where the bar and the times would have no room.
+    """
+
+    def __init__(self, work: str) -> None:
         from rich import progress
         from rich.console import Console
 
+        console = Console(stderr=True)
+        self._room = max(console.width - _BESIDE, 12)
         self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=BAR_WIDTH),
             progress.TaskProgressColumn(),
             progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
+            progress.TextColumn("{task.fields[left]}"),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
         )
         self._task: Any = None
         self._bar.start()
-        self.start("starting", None)
+        self.start(work, None)
 
     def start(self, description: str, total: int | None) -> None:
         """A new bar."""
         self._finish()
-        self._task = self._bar.add_task(description, total=total)
+        short = (
+            description if len(description) <= self._room else f"{description[: self._room - 1]}…"
+        )
+        self._task = self._bar.add_task(short, total=total, left="left" if total else "")
 
     def advance(self, amount: int) -> None:
         """A longer bar."""
@@ -119,7 +135,7 @@ class Bar:
         if self._task is None:
             return
         task = self._bar.tasks[self._bar.task_ids.index(self._task)]
-        if task.total is None:
+        if task.total is None or (task.elapsed or 0.0) < SOON:
             self._bar.remove_task(self._task)
         self._task = None
 
@@ -146,19 +162,20 @@ class Stage:
 class Lines:
     """Plain lines for logs: at once, when a new stage begins, and every ten seconds."""
 
-    def __init__(self, period: float = PERIOD):
+    def __init__(self, work: str, period: float = PERIOD):
         self._period, self._began, self._said = period, time.monotonic(), 0.0
-        self._stage = Stage("starting", None)
+        self._stage = Stage(work, None)
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._say()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def start(self, description: str, total: int | None) -> None:
-        """A line, unless the last is very recent."""
+        """A line, unless the last is very recent or says the same."""
         with self._lock:
+            known = self._stage.description == description
             self._stage = Stage(description, total)
-            if time.monotonic() - self._said >= SOON:
+            if time.monotonic() - self._said >= SOON and not known:
                 self._say()
 
     def advance(self, amount: int) -> None:
@@ -185,12 +202,12 @@ class Lines:
 class Cell:
     """One line below a cell of a notebook, which changes; what is left says how long it took."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: str) -> None:
         from IPython.display import display  # a notebook is there, so IPython is
 
         self._began = self._shown = time.monotonic()
-        self._stage = Stage("starting", None)
-        self._handle = display(Line("foldwise: starting"), display_id=True)
+        self._work, self._stage = work, Stage(work, None)
+        self._handle = display(Line(f"foldwise: {work}"), display_id=True)
 
     def start(self, description: str, total: int | None) -> None:
         """Another text."""
@@ -205,7 +222,7 @@ class Cell:
 
     def stop(self) -> None:
         """How long it took."""
-        self._show(f"foldwise: done in {duration(time.monotonic() - self._began)}")
+        self._show(f"foldwise: {self._work}: {duration(time.monotonic() - self._began)}")
 
     def _show(self, text: str) -> None:
         self._shown = time.monotonic()

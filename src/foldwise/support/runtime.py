@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import jax
@@ -251,13 +251,31 @@ def import_meanwhile(*names: str) -> None:
         Thread(target=attempt, args=(name,), daemon=True).start()
 
 
-# Seconds that were spent tracing programs and waiting until they were compiled.
-_WAITED = [0.0]
+class _Waiting:
+    """Seconds in which programs were traced or waited for; those of several threads count once."""
+
+    def __init__(self) -> None:
+        self.seconds, self._began, self._waiting, self._lock = 0.0, 0.0, 0, Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._began = time.perf_counter()
+            self._waiting += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                self.seconds += time.perf_counter() - self._began
+
+
+_WAITING = _Waiting()
 
 
 def seconds_compiling() -> float:
     """Seconds that this process has waited for its programs so far."""
-    return _WAITED[0]
+    return _WAITING.seconds
 
 
 class Program:
@@ -282,8 +300,7 @@ class Program:
         self.precision = precision
         self.devices = _devices()
         self.lanes = lanes()
-        began = time.perf_counter()
-        with precision_context(precision):
+        with _WAITING, precision_context(precision):
             sharded, shared = _shapes((sharded, shared))
             one_lane = _shapes(sharded, self.lanes)
             if self.devices > 1:
@@ -297,7 +314,6 @@ class Program:
                 lowered = _lowered(function, one_lane, shared)
         _background().submit(_drop_short_entries)
         self._compiling = _background().submit(self._compile, lowered)
-        _WAITED[0] += time.perf_counter() - began
 
     def _compile(self, lowered: Any) -> Any:
         with precision_context(self.precision):
@@ -305,10 +321,8 @@ class Program:
 
     def ready(self) -> Any:
         """Wait until it is compiled, and return what runs on the devices."""
-        began = time.perf_counter()
-        found = self._compiling.result()
-        _WAITED[0] += time.perf_counter() - began
-        return found
+        with _WAITING:
+            return self._compiling.result()
 
     def __call__(self, sharded: Any, shared: Any) -> Any:
         """Run all lanes and return their outputs as NumPy arrays."""
