@@ -22,7 +22,7 @@ from foldwise.models.structure import Structure, find_cells, without_cells
 from foldwise.sampling.pooled import Draws
 from foldwise.sampling.proposals import Mixture, climb, fitted
 from foldwise.sampling.starts import near_init, normal_range, spread_out
-from foldwise.scores.cells import conditional_draws, log_integrals
+from foldwise.scores.cells import NORMAL_STEPS, STEPS, conditional_draws, log_integrals
 from foldwise.scores.nodes import RULES, rule
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
@@ -50,7 +50,9 @@ def draw_globals(
     found = _drawn(marginal, _starts(marginal, seed), seed, draws, chains)
     if found is None:
         return None
-    drawn, failed = conditional_draws(model, structure, marginal.placed(found), seed)
+    # a rule of one node, which agrees with the next, is right where conditionals are normal
+    steps = NORMAL_STEPS if marginal.nodes == 1 else STEPS
+    drawn, failed = conditional_draws(model, structure, marginal.placed(found), seed, steps)
     # what was found at the starting point must hold at the draws, or other parameters are coupled
     if failed.any() or find_cells(model, drawn).digest != structure.digest:
         return None
