@@ -30,6 +30,10 @@ from foldwise.support.seeds import Stream, generator
 # Up to this many globals a mixture can fit their posterior.
 MOST_GLOBALS = 15
 CHAINS, DRAWS = 4, 1000
+# Metropolis steps of a draw, of models of so few rows that these cost nothing beside compiling: one
+# in two or three is refused, and with three steps twice as many of 4,000 draws are effective
+# (bench/fit.py).
+_MOST_STEPS, _FEW_ROWS = 3, 1000
 # Starts that are climbed from, how far to either side the prior's curvature there is looked at, and
 # nats a row or parameter may have lost at one: a row ten sds out.
 _STARTS, _PRIOR_STEP, _MOST_LOST = 8, 1e-2, 50.0
@@ -210,8 +214,9 @@ def _metropolis(
     marginal: Marginal, proposal: Mixture, draws: int, chains: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "draw g"]:
     """Chains of independence Metropolis steps, one after another, each after a few steps."""
+    each = int(np.clip(_FEW_ROWS // marginal.model.n_obs, 1, _MOST_STEPS))
     warm = draws // 10
-    points = proposal.draw(rng, chains * (warm + draws))
+    points = proposal.draw(rng, chains * (warm + each * draws))
     ratio = (marginal(points) - proposal.log_density(points)).reshape(chains, -1)
     uniform = np.log(rng.uniform(size=ratio.shape))
     chosen: Int[np.ndarray, "chain step"] = np.zeros(ratio.shape, int)
@@ -222,4 +227,4 @@ def _metropolis(
                 here = step
             chosen[chain, step] = here
     flat = chosen + np.arange(chains)[:, None] * ratio.shape[1]
-    return points[flat[:, warm:].ravel()]
+    return points[flat[:, warm::each].ravel()]
