@@ -274,6 +274,7 @@ def test_table_of_a_run_without_chains_has_none():
     assert lines["weights, A"] == ["2", "-", "-", "-", "0.5"]
     assert lines["refits, A"] == ["2", "-", "-", "-", "0.3"]
     assert "chains, A" not in lines and "In all 6.8 s." in text
+    assert "prepare" not in text  # a column without entries
     assert "independence Metropolis" in text and "Refitting" not in text
     assert max(map(len, text.splitlines())) <= 80
 

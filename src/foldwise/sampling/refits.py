@@ -63,7 +63,7 @@ def with_refits(
     around = _mixture_of_draws(full, rng)
     if around is None:
         return found
-    bar.start("refits of what the folds share", len(rest))
+    bar.start("refits where weights are uneven", len(rest))
     job = Job(
         _refit,
         _Shared(full, around, folds, tuple(found.folds), seed),

@@ -209,6 +209,8 @@ def run_table(
     for label, result in results.items():
         lines += _fold_lines(label, result)
         spent += sum(s for phase, s in result.info["seconds"].items() if phase != "fit")
+    used = [k for k in range(len(lines[0])) if any(line[k] for line in lines[1:])]
+    lines = [[line[k] for k in used] for line in lines]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     text = [
         cells[0].ljust(widths[0])
