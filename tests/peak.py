@@ -60,7 +60,7 @@ def case(name):
     if name == "rows":
         return mean(2000), fw.k_fold(2000, 40, seed=1), {}
     if name == "globals":  # chains on what groups share
-        return *groups(400), {"method": "mcmc"}
+        return *groups(150), {"method": "mcmc", "draws": 200}
     return *groups(1500), {"method": "importance"}
 
 
