@@ -201,7 +201,8 @@ def cross_validate(
     aim = {"draws": draws, "target_mcse": target_mcse, "max_draws": max_draws, "method": method}
     aim |= {} if marginal is None else {"marginal": marginal}
     aim |= {} if memory_limit is None else {"memory_limit": limit_of(memory_limit)}
-    check_memory(models, folds, settings, goal, weighted, memory_limit)
+    integrated = alone and not weighted and _have_cells(models)
+    check_memory(models, folds, settings, goal, weighted, memory_limit, integrated)
     kept = _kept(checkpoint, lambda: identity_of(models, folds, settings, fit, **aim))
     share = None if memory_limit is None else limit_of(memory_limit)
     work = f"cross-validation{models[0].label}" if len(models) == 1 else f"{len(models)} models"

@@ -21,6 +21,8 @@ _FIT_DRAWS = 4000
 # What compiling takes, and what Python keeps of arrays that come and go: measured on models with
 # few rows, beyond what the process has when it begins.
 COMPILING = 400 * 10**6
+# The same where chains have parameters of groups integrated out: a larger program.
+COMPILING_INTEGRALS = 700 * 10**6
 HELD = "what the process holds now, and compiling"
 
 
@@ -31,12 +33,18 @@ def check_memory(
     goal: Goal,
     weighted: bool,
     memory_limit: str | int | None,
+    integrated: bool = False,
 ) -> None:
-    """Raise unless a run fits into the memory that it may take; to a target, at its longest."""
+    """Raise unless a run fits into the memory that it may take; to a target, at its longest.
+
+    ``integrated``: its chains have parameters of groups integrated out.
+    """
     limit, draws = limit_of(memory_limit), goal.draws if goal.target is None else goal.most
     emit = emitted(settings.scores, settings.keep, folds, models[0], np.zeros(0))
     with limited(None if memory_limit is None else limit):
         plan = planned(models[0], folds, settings, draws, emit, weighted)
+    if integrated:
+        plan[HELD] += COMPILING_INTEGRALS - COMPILING
     of_all = {name: size * (1 if name == HELD else len(models)) for name, size in plan.items()}
     check_plan(of_all, limit, settings)
 

@@ -42,8 +42,8 @@ _TRIED, _GOOD = 400, 0.3
 # What it must be worth for a fold for its mixture to begin with it, else climbs do, from so many.
 _NEAR, _CLIMBERS = 0.02, 4
 # Pareto k, share of the draws that weights must be worth, and relative variance of the score's
-# terms, within which a fold's score is taken. Weights that are worth half of the draws have no heavy
-# tail: of k, which is known to 0.13 from 2,000 of them, more is taken.
+# terms, within which a fold's score is taken. Weights that are worth half of the draws have no
+# heavy tail: of k, which is known to 0.13 from 2,000 of them, more is taken.
 _MOST_K, _LEAST_SHARE, _MOST_SPREAD = 0.5, 0.2, 8.0
 _EVEN_K, _EVEN_SHARE = 0.7, 0.5
 # Folds that a worker refits before it sends them back: a few seconds of work.
