@@ -1,5 +1,6 @@
 """Slow chains: errors that see them, warm-up that goes on, and names for what is left."""
 
+import warnings
 from dataclasses import replace
 
 import hard
@@ -240,8 +241,17 @@ def test_the_future_of_a_random_walk_is_known_for_what_it_is(centred):
     """Levels that follow each other are tied by the prior, innovations are not."""
     problem = hard.LocalLevel(n=40, first=20, centred=centred)
     short = {"warmup": 20, "draws": 50, "batch": 5, "seed": 1, "progress": False}
-    result = by_chains(problem.model(), problem.folds[:4], **short)
+    folds = problem.folds[:12]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = by_chains(problem.model(), folds, **short)
     assert result.info["tied_future"] == (1.0 if centred else 0.0)
+    said = " ".join(str(warning.message) for warning in caught)
+    hampered = np.isin(result.folds["status"].values, diagnostics.HAMPERED)
+    assert hampered.all() or not centred
+    # the one sentence that says why, before what each fold has
+    assert ("folds flagged: most folds leave out the future" in said) == centred
+    assert ("(the non-centred form), or integrate the walk out" in said) == centred
 
 
 def test_long_chains_of_a_centred_random_walk():

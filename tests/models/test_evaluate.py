@@ -14,8 +14,8 @@ from foldwise.models.evaluate import (
     gradients,
     masked_log_density,
     rows_at,
-    side_by_side,
     trajectories,
+    values_held,
 )
 from foldwise.support.runtime import precision_context
 
@@ -114,5 +114,5 @@ def test_matrices_are_counted_where_they_are_factorised():
     for model, entries in ((with_matrix, 1600), (without, 0)):
         model.check_shapes()
         assert vars(model)["_factorised"] == entries
-    assert side_by_side(with_matrix) == 2**18 // 6400
-    assert side_by_side(without) == 2**18 // 40
+    assert values_held(with_matrix) == 4 * 1600
+    assert values_held(without) == 40

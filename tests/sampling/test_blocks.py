@@ -43,16 +43,6 @@ def test_grouping_of_folds_does_not_matter(prepared, monkeypatch):
     assert pieces.elpd == pytest.approx(whole.elpd, abs=1e-6)
 
 
-def test_folds_whose_matrices_fill_the_cache_take_turns(prepared, monkeypatch):
-    """As many folds of a chunk at once as a core's cache has room for: here one."""
-    problem, model, fit = prepared("regression")
-    whole = run(problem, model, fit, problem.folds[:6], draws=60)
-    again = problem.model()
-    monkeypatch.setattr(program, "side_by_side", lambda model: 4)
-    turns = run(problem, again, fit, problem.folds[:6], draws=60)
-    np.testing.assert_allclose(turns.draws, whole.draws, rtol=1e-6, atol=1e-6)
-
-
 def test_stopping_and_going_on_is_the_same_as_going_on(prepared):
     problem, model, fit = prepared("regression")
     once = run(problem, model, fit, problem.folds, draws=130)

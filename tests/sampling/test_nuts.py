@@ -52,7 +52,7 @@ def test_coordinates_stay_where_there_are_no_correlations(rng):
         model, _, _ = normal(stretched(rng, factor))
         run = Nuts(model, 1, 0.1 * rng.normal(size=(4, D)), Progress(False))
         run.warm_up(1000)
-        assert bool(run._root) is changed
+        assert run.uncorrelated is changed
 
 
 def test_early_trees_are_small(rng):
@@ -71,4 +71,4 @@ def test_few_parameters_are_left_to_the_windows(rng):
     model, _, _ = normal(np.eye(3) + 400.0)
     run = Nuts(model, 1, rng.normal(size=(4, 3)), Progress(False))
     run.warm_up(1000)
-    assert not run._root and not run._looks
+    assert not run.uncorrelated and not run._looks

@@ -184,7 +184,7 @@ def _follow(model: Rows, points: Points, motion: Motion) -> tuple[Array, ...]:
         return jax.value_and_grad(lambda q: masked_log_density(model, q, train)[0])(position)
 
     count = len(points.position)
-    together = largest_divisor(count, side_by_side(model))
+    together = _largest_divisor(count, max(1, _CACHE_VALUES // values_held(model)))
 
     def density(q: Array) -> tuple[Array, Array, Array]:
         here = (q[0], points.train)
@@ -205,14 +205,15 @@ def _follow(model: Rows, points: Points, motion: Motion) -> tuple[Array, ...]:
     return q[0], p[0], value[0], gradient[0]
 
 
-def side_by_side(model: Rows) -> int:
-    """At how many points gradients are found at once: what they hold stays in a core's cache."""
-    matrices = _MATRICES * vars(model).get("_factorised", 0)
-    return max(1, _CACHE_VALUES // max(model.n_obs, matrices))
+def values_held(model: Rows) -> int:
+    """Numbers that a gradient has at hand: those of the rows, or of matrices it factorises.
+
+    They should stay in the cache of a core for all gradients that are found side by side.
+    """
+    return max(model.n_obs, _MATRICES * vars(model).get("_factorised", 0))
 
 
-def largest_divisor(number: int, limit: int) -> int:
-    """The largest number up to ``limit`` that divides ``number``."""
+def _largest_divisor(number: int, limit: int) -> int:
     return max(k for k in range(1, min(number, limit) + 1) if number % k == 0)
 
 
@@ -252,7 +253,7 @@ def joints_at(
 
     batch, room = _JOINT_DRAWS * lanes(), min(_JOINT_SETS, len(masks))
     # side by side as many as have their matrices in the cache of a core
-    together = largest_divisor(room, max(1, _CACHE_VALUES // model.n_obs**2))
+    together = _largest_divisor(room, max(1, _CACHE_VALUES // model.n_obs**2))
     shape = np.zeros((batch, model.dimension))
     program = compiled(model, "joints", densities, shape, np.zeros((room, model.n_obs), bool))
     found = np.empty((len(masks), len(flat)))

@@ -317,7 +317,7 @@ def flags(result: CVResult) -> tuple[int, list[str]]:
         flagged = flagged | (more != "fine")
     hampered = np.isin(status, diagnostics.HAMPERED).mean()
     if min(hampered, result.info.get("tied_future", 0.0)) >= diagnostics.MOST_IN_TROUBLE:
-        lines.append(diagnostics.RANDOM_WALK)
+        lines.insert(0, diagnostics.RANDOM_WALK)  # what the others come from
     return int(flagged.sum()), lines
 
 

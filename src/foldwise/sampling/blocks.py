@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
 from foldwise.folds.folds import Folds
+from foldwise.models.evaluate import values_held
 from foldwise.sampling.kernel import TARGET_ACCEPTANCE, StepSize
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric
 from foldwise.sampling.program import (
@@ -184,7 +185,7 @@ class Sampler:
         twin.finer = self.finer.copy()
         twin.metric = jax.tree.map(np.copy, self.metric)
         # a model of a family goes on alone
-        size = block_size(self.program.model.n_obs, len(self.folds), self.program.chains)
+        size = block_size(values_held(self.program.model), len(self.folds), self.program.chains)
         twin.program = replace(self.program, size=size)
         return twin
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from foldwise.models.evaluate import values_held
 from foldwise.sampling.blocks import Keeps, Members, Sampler, run_block, run_together
 from foldwise.sampling.kernel import StepSize
 from foldwise.sampling.metric import FoldMetric
@@ -127,12 +128,12 @@ def piece_size(sampler: Sampler, folds: int, count: int) -> BlockSize:
     A block, or where there are many, several: a scheduler then has fewer pieces to see to.
     """
     program = sampler.program
-    rows, chains = program.model.n_obs, program.chains
+    values, chains = values_held(program.model), program.chains
     with alone():
         several = min(_MOST_FOLDS, folds // (_SMALL_SHARE * count))
-        most = max(block_size(rows, folds, chains).folds, several)
+        most = max(block_size(values, folds, chains).folds, several)
         of_piece = min(max(1, -(-folds // (PIECES_EACH * count))), most)
-        size = block_size(rows, of_piece, chains)
+        size = block_size(values, of_piece, chains)
         chunks = max(size.chunks, -(-of_piece // size.chunk))
         return BlockSize(size.chunk, chunks, 1, size.chunk * chunks)
 

@@ -248,7 +248,10 @@ def _disorder(run: Draws) -> tuple[bool, float]:
 def _learned(
     model: Model, run: Nuts
 ) -> tuple[Float[np.ndarray, "d d"] | None, Float[np.ndarray, "chain d"]]:
-    """A metric from the draws at hand, and where chains go on: those that are lost, elsewhere."""
+    """A metric from the draws at hand, and where chains go on: those that are lost, elsewhere.
+
+    None where warm-up has found a better one, from gradients: more draws are what is needed.
+    """
     late = run.positions[:, run.drawn // 2 :]
     some = late[:, np.linspace(0, late.shape[1] - 1, _LEVEL_DRAWS).astype(int)]
     level = gradients(model, some.reshape(-1, model.dimension)).log_density
@@ -256,7 +259,7 @@ def _learned(
     found, starts = np.flatnonzero(~lost), late[:, -1].copy()
     # a draw of its own for each, from the middle of the others' draws on
     starts[lost] = late[np.resize(found, lost.sum()), -1 - np.arange(1, lost.sum() + 1) * 10]
-    if not DENSE_WINDOWS < model.dimension <= DENSE_DIMENSION:
+    if run.uncorrelated or not DENSE_WINDOWS < model.dimension <= DENSE_DIMENSION:
         return None, starts  # few parameters have had a dense metric from the windows
     kept = run.positions[found]
     effective = max(float(np.median(by_parameter("ess", kept))), 10.0)

@@ -183,8 +183,10 @@ class Nuts:
         covariance = gradient_metric(flat[fine], here.gradient[fine])
         if not self._root and correlated(covariance) < _CORRELATED:
             return False
+        first = not self._root
         self._move_to(covariance, positions[:, -1])
-        self._compile()
+        if first:
+            self._compile()
         return True
 
     def _move_to(
@@ -205,6 +207,11 @@ class Nuts:
     def step_size(self) -> Float[np.ndarray, " chain"]:
         """Step size of each chain."""
         return np.exp(self._states.step_size.log_step_size_avg[: self.chains])
+
+    @property
+    def uncorrelated(self) -> bool:
+        """Whether chains are in coordinates without correlations."""
+        return bool(self._root)
 
     @property
     def collapsed(self) -> bool:

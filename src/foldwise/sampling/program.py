@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from foldwise.models.evaluate import largest_divisor, masked_log_density, side_by_side
+from foldwise.models.evaluate import masked_log_density
 from foldwise.models.model import Model
 from foldwise.sampling.kernel import ChainState, Density, Moment, StepSize, hmc_step
 from foldwise.sampling.metric import FoldMetric, LocalCoordinates, Metric, MetricShape, SharedMetric
@@ -117,16 +117,8 @@ def fold_density(model: Model, data: FoldData, by_row: bool) -> Density:
             (value, scores), gradient = jax.value_and_grad(log_density, has_aux=True)(q)
         return value, gradient, scores
 
-    of_fold = jax.vmap(of_chain, in_axes=(0, None))
-
-    def of_folds(position: Array) -> tuple[Array, Array, Array]:
-        folds, chains = position.shape[:2]
-        together = largest_divisor(folds, max(1, side_by_side(model) // chains))
-        if together == folds or jax.default_backend() != "cpu":
-            return jax.vmap(of_fold)(position, data)
-        return jax.lax.map(lambda fold: of_fold(*fold), (position, data), batch_size=together)
-
-    return of_folds
+    all_folds = jax.vmap(jax.vmap(of_chain, in_axes=(0, None)))
+    return lambda position: all_folds(position, data)
 
 
 def fold_scores(model: Model, data: FoldData, by_row: bool, position: Array) -> Array:
@@ -342,11 +334,14 @@ class BlockSize(NamedTuple):
     folds: int
 
 
-def block_size(n_obs: int, folds: int, chains: int) -> BlockSize:
-    """Chunks that fit the cache of every lane, folds spread evenly over blocks and chunks."""
+def block_size(values: int, folds: int, chains: int) -> BlockSize:
+    """Chunks that fit the cache of every lane, folds spread evenly over blocks and chunks.
+
+    ``values`` are those that a gradient holds (``values_held``).
+    """
     cpu = jax.default_backend() == "cpu"
     most, in_cache = (
-        max(1, limit // (8 * n_obs * chains))
+        max(1, limit // (8 * values * chains))
         for limit in ((BLOCK_BYTES, CHUNK_BYTES) if cpu else (DEVICE_BYTES, DEVICE_BYTES))
     )
     side_by_side = lanes()

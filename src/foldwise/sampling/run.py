@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from foldwise.folds.folds import Folds
+from foldwise.models.evaluate import values_held
 from foldwise.models.model import Model
 from foldwise.sampling.blocks import (
     FINEST,
@@ -142,7 +143,7 @@ def fold_program(
     return FoldProgram(
         model,
         emit,
-        block_size(model.n_obs, together * len(folds), settings.chains),
+        block_size(values_held(model), together * len(folds), settings.chains),
         settings.chains,
         2 if bridged else 1,
         int(folds.n_test.max()),
