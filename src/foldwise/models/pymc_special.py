@@ -25,10 +25,7 @@ def with_safe_functions(graph: Any) -> Any:
     from pytensor.scalar.math import BetaInc, Erfc, Erfcx
     from pytensor.tensor.elemwise import Elemwise
 
-    try:
-        from pytensor.graph.traversal import ancestors
-    except ImportError:  # older PyTensor
-        from pytensor.graph.basic import ancestors  # type: ignore[no-redef]  # the same
+    from pytensor.graph.traversal import ancestors
 
     replacements: dict[Any, Any] = {}
     for variable in ancestors([graph]):
