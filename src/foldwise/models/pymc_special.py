@@ -22,10 +22,9 @@ def with_safe_functions(graph: Any) -> Any:
     variables, has no derivative by its parameters in JAX.
     """
     from pytensor.graph.replace import graph_replace
+    from pytensor.graph.traversal import ancestors
     from pytensor.scalar.math import BetaInc, Erfc, Erfcx
     from pytensor.tensor.elemwise import Elemwise
-
-    from pytensor.graph.traversal import ancestors
 
     replacements: dict[Any, Any] = {}
     for variable in ancestors([graph]):
