@@ -239,7 +239,7 @@ def test_models_travel_once_for_weights_refits_and_chains(weights, thread, monke
     there = weighed(weights, executor=thread, draws=60)
     assert {name for name, _ in sent} == {"_at_draws", "_block", "_refit", "_further"}
     assert 1 <= sum(model for _, model in sent) <= 2  # two were under way when the first came back
-    assert sorted(set(there.folds["method"].values)) == ["importance", "mcmc"]
+    assert sorted(set(there.folds["method"].values)) == ["importance", "mcmc", "refit"]
     agree(weighed(weights, draws=60), there)
 
 

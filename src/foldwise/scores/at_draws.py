@@ -181,9 +181,10 @@ def _at_all(
     # in the order of the draws, whoever came first
     ordered = [parts[first] for first in sorted(parts)]
     full_folds, full_rows = ordered[0][1:3]
-    for part in ordered[1:]:
-        full_folds = np.logaddexp(full_folds, part.full_folds)
-        full_rows = np.logaddexp(full_rows, part.full_rows)
+    with np.errstate(invalid="ignore"):  # no numbers where rows are of no use
+        for part in ordered[1:]:
+            full_folds = np.logaddexp(full_folds, part.full_folds)
+            full_rows = np.logaddexp(full_rows, part.full_rows)
     nothing = np.nan if lost else 0.0
     unsettled = np.any([part.unsettled for part in ordered], axis=0)
     return _AtDraws(room, full_folds + nothing, full_rows + nothing, unsettled)
