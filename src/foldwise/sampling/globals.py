@@ -34,9 +34,8 @@ CHAINS, DRAWS = 4, 1000
 # in two or three is refused, and with three steps twice as many of 4,000 draws are effective
 # (bench/fit.py).
 _MOST_STEPS, _FEW_ROWS = 3, 1000
-# Starts that are climbed from, how far to either side the prior's curvature there is looked at, and
-# nats a row or parameter may have lost at one: a row ten sds out.
-_STARTS, _PRIOR_STEP, _MOST_LOST = 8, 1e-2, 50.0
+# Starts that are climbed from, and how far to either side the prior's curvature there is looked at.
+_STARTS, _PRIOR_STEP = 8, 1e-2
 # Points at which rules are compared, and to how many nats they must agree on differences of the
 # log density there.
 _LOOKED_AT, _TOLERANCE = 64, 5e-3
@@ -81,8 +80,8 @@ def _starts(marginal: Marginal, seed: int) -> Float[np.ndarray, "start g"]:
     near, init = (points[..., chosen] for points in near_init(model, _STARTS, seed))
     if callable(model.init):
         return near
-    lost = _MOST_LOST * (model.n_obs + model.dimension)
-    return spread_out(near, init, marginal.slopes, _prior_range(marginal, init), lost, seed)[0]
+    terms = model.n_obs + model.dimension
+    return spread_out(near, init, marginal.slopes, _prior_range(marginal, init), terms, seed)[0]
 
 
 def _prior_range(

@@ -50,8 +50,8 @@ def starting_points(model: Model, count: int, seed: int) -> tuple[Points, int]:
         ends = gradients(model, points)
         return ends.log_density, ends.gradient
 
-    lost = _MOST_LOST * (model.n_obs + model.dimension)
-    starts, spent = spread_out(near, init, slopes, _prior_range(model, init), lost, seed)
+    terms = model.n_obs + model.dimension
+    starts, spent = spread_out(near, init, slopes, _prior_range(model, init), terms, seed)
     return starts, spent + 2 * model.dimension
 
 
@@ -69,13 +69,13 @@ def spread_out(
     init: Float[np.ndarray, " d"],
     slopes: Slopes,
     prior: tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]],
-    most_lost: float,
+    terms: int,
     seed: int,
 ) -> tuple[Points, int]:
     """Starts all over the ``prior``, its centre and sds, of a density; one in four stays ``near``.
 
-    And the number of points at which ``slopes`` were needed. ``most_lost`` nats below ``init``
-    is too low.
+    And the number of points at which ``slopes`` were needed. ``terms`` are the rows and parameters
+    of the density, each of which may lose so much beside ``init`` and no more.
     """
     (centre, scale), (count, d) = prior, near.shape
     starts, far = near.copy(), np.flatnonzero(np.arange(count) % _NEAR)
@@ -86,7 +86,7 @@ def spread_out(
     for _ in range(_TRIES):
         starts[far], reached, steps = _uphill(slopes, starts[far], scale, level)
         spent += steps
-        far = far[~(reached >= level - most_lost)]
+        far = far[~(reached >= level - _MOST_LOST * terms)]
         starts[far] = init + _NEARER * (starts[far] - init)
     starts[far] = near[far]
     return starts, spent
