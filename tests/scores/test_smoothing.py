@@ -47,7 +47,7 @@ def test_only_the_tail_is_smoothed_and_has_the_mean_of_its_density():
     m = log_ratios(0.4, 0.5, 6)
     weights, k = smoothed(m)
     theirs, their_k = array_stats.psislw(m)
-    np.testing.assert_array_equal(k, their_k)
+    np.testing.assert_allclose(k, their_k, rtol=1e-12)
     order, tail = np.argsort(-m, axis=1), tail_length(DRAWS)
     body, top = order[:, :-tail], order[:, -tail:]
     for change in (weights + m, theirs + m):
@@ -116,3 +116,16 @@ def test_uneven_weights():
     k = np.array([0.3, 0.3, 0.65, 0.75, np.nan])
     ess = np.array([1500.0, 1700.0, 1700.0, 3000.0, 3000.0])
     assert uneven(k, ess, 4000).tolist() == [True, False, False, True, True]
+
+
+def test_the_fit_of_tails_is_that_of_arviz_and_a_flat_one_has_none():
+    m = np.concatenate([log_ratios(h, 0.7, 3) for h in (0.1, 0.5, 0.9)])
+    m = np.concatenate([m, np.where(np.arange(DRAWS) < DRAWS // 2, 0.0, 1.0)[None]])
+    weights, k = smoothed(m)
+    theirs, their_k = array_stats.psislw(m[:-1])
+    np.testing.assert_allclose(k[:-1], their_k, rtol=1e-12)
+    beyond = np.flatnonzero(their_k > k_limit(DRAWS))
+    assert 0 < len(beyond) < len(their_k)
+    np.testing.assert_allclose(weights[beyond], theirs[beyond], atol=1e-10)
+    assert np.isnan(k[-1])  # half of the weights are the largest
+    np.testing.assert_allclose(np.exp(weights).sum(axis=1), 1.0)

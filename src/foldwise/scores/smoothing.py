@@ -1,8 +1,8 @@
 """Weights of full-data draws for a fold: their smoothed tail, and what they are worth.
 
 The largest M of S weights are replaced by what is expected of them, with a generalised Pareto
-density above the next largest weight c (Vehtari et al. 2024; shape k and scale sigma are those of
-arviz-stats): the i-th smallest of them by the mean of the quantile function over its share,
+density above the next largest weight c (Vehtari et al. 2024; shape k and scale sigma are what
+arviz-stats finds): the i-th smallest of them by the mean of the quantile function over its share,
 
     M * integral from (i - 1) / M to i / M of Q(p) dp,   Q(p) = c + sigma ((1 - p)^-k - 1) / k,
 
@@ -23,6 +23,7 @@ import scipy
 from jaxtyping import Bool, Float
 
 from foldwise.scores.diagnostics import PARETO_LIMIT
+from foldwise.support.runtime import in_threads
 
 # The share of draws that weights must be worth as equal ones.
 _EVEN = 0.4
@@ -32,6 +33,8 @@ _AS_EXPECTED = 0.5
 _MOST_LEVERAGE = 0.4999
 # Shapes this close to zero are taken as this.
 _LEAST_K = 1e-6
+# Folds whose tails are fitted side by side: as many as the cache has room for.
+_FOLDS_AT_ONCE = 16
 
 
 def k_limit(draws: int) -> float:
@@ -60,8 +63,6 @@ def smoothed(
     ``log_ratio`` is m: weights before smoothing are exp(-m). A fold with values that are no number
     has none, and one whose weights are all equal has k = -inf.
     """
-    from arviz_stats.base import array_stats
-
     weights = np.full_like(log_ratio, np.nan)
     k = np.full(len(log_ratio), np.nan)
     good = np.isfinite(log_ratio).all(axis=1)
@@ -69,12 +70,8 @@ def smoothed(
     weights[flat], k[flat] = -np.log(log_ratio.shape[1]), -np.inf
     some = good & ~flat
     if some.any():
-        found, shape = array_stats.psislw(log_ratio[some])
-        # beyond the limit the density's mean is a guess; what is shown then is flagged
-        mean = np.flatnonzero(shape <= k_limit(log_ratio.shape[1]))
-        found[mean] = _expected_tail(-log_ratio[some][mean], found[mean], shape[mean])
+        found, k[some] = _with_tails(-log_ratio[some])
         weights[some] = found - scipy.special.logsumexp(found, axis=1)[:, None]
-        k[some] = shape
     return weights, k
 
 
@@ -83,37 +80,74 @@ def tail_length(draws: int) -> int:
     return int(3 * np.sqrt(draws)) if draws > 225 else draws // 5
 
 
-def _expected_tail(
+def _with_tails(
     raw: Float[np.ndarray, "fold draw"],
-    found: Float[np.ndarray, "fold draw"],
-    k: Float[np.ndarray, " fold"],
-) -> Float[np.ndarray, "fold draw"]:
-    """Log weights with the means of their largest ones in place of ``found``'s quantiles.
-
-    ``found`` are ``raw`` smoothed, up to a constant. Their tail is Q at (i - 1/2) / M, cut off at
-    the largest of ``raw``: its middle, which is not, tells the scale of the density.
-    """
+) -> tuple[Float[np.ndarray, "fold draw"], Float[np.ndarray, " fold"]]:
+    """Log weights up to a constant, the largest as a Pareto density expects them, and its shape."""
     count = raw.shape[1]
     tail = tail_length(count)
     largest = np.argpartition(raw, count - tail - 1, axis=1)[:, -tail - 1 :]
     values = np.take_along_axis(raw, largest, axis=1)
     order = np.argsort(values, axis=1, kind="stable")
     largest, values = (np.take_along_axis(a, order, axis=1) for a in (largest, values))
-    top, least = values[:, -1:], raw.argmin(axis=1)[:, None]
-    shift = np.take_along_axis(found, least, axis=1) - np.take_along_axis(raw, least, axis=1)
-    cutoff = np.exp(values[:, :1] - top)
-    middle = np.take_along_axis(found, largest[:, 1 + tail // 2, None], axis=1) - shift - top
-    k = np.where(np.abs(k) < _LEAST_K, _LEAST_K, k)[:, None]
-    p = (tail // 2 + 0.5) / tail
-    scale = (np.exp(middle) - cutoff) / (np.expm1(-k * np.log1p(-p)) / k)
-    left = 1.0 - np.arange(tail + 1) / tail
-    means = -np.diff(left ** (1.0 - k), axis=1) * tail / (1.0 - k)
+    new, density = raw - values[:, -1:], np.exp(values - values[:, -1:])
+    cutoff = density[:, :1]
+    k, scale = pareto_fit(density[:, 1:] - cutoff)
     with np.errstate(invalid="ignore", divide="ignore"):
-        expected = np.log(cutoff + scale * (means - 1.0) / k) + top + shift
-    new = found.copy()
-    usable = np.isfinite(expected).all(axis=1) & (middle[:, 0] < 0.0)
-    np.put_along_axis(new, largest[:, 1:], expected, axis=1)
-    return np.where(usable[:, None], new, found)
+        # beyond the limit the density's mean is a guess; what is shown then is flagged
+        mean = (k <= k_limit(count))[:, None]
+        shape = np.where(np.abs(k) < _LEAST_K, _LEAST_K, k)[:, None]
+        above = np.where(mean, _means(shape, tail), _middles(shape, tail))
+        expected = np.log(cutoff + scale[:, None] * above)
+    expected = np.where(mean, expected, np.minimum(expected, 0.0))
+    usable = np.isfinite(expected).all(axis=1)[:, None]
+    kept = np.take_along_axis(new, largest[:, 1:], axis=1)
+    np.put_along_axis(new, largest[:, 1:], np.where(usable, expected, kept), axis=1)
+    return new, k
+
+
+def _means(k: Float[np.ndarray, "fold 1"], tail: int) -> Float[np.ndarray, "fold tail"]:
+    """Mean of ((1 - p)^-k - 1) / k over each of the ``tail`` equal shares of p."""
+    left = 1.0 - np.arange(tail + 1) / tail
+    return (-np.diff(left ** (1.0 - k), axis=1) * tail / (1.0 - k) - 1.0) / k
+
+
+def _middles(k: Float[np.ndarray, "fold 1"], tail: int) -> Float[np.ndarray, "fold tail"]:
+    """The same in the middle of each share."""
+    return np.expm1(-k * np.log1p(-(np.arange(tail) + 0.5) / tail)) / k
+
+
+def pareto_fit(
+    excess: Float[np.ndarray, "fold tail"],
+) -> tuple[Float[np.ndarray, " fold"], Float[np.ndarray, " fold"]]:
+    """Shape k and scale sigma of a generalised Pareto density, from ascending values above zero.
+
+    The fit of Zhang and Stephens (2009): b = -k / sigma has a prior on a grid, and
+
+        k(b) = mean log(1 - b x),   posterior of b ~ exp(n [log(-b / k(b)) - k(b) - 1]);
+
+    k at the posterior mean of b, shrunk towards 0.5 as by ten more values (Vehtari et al. 2024).
+    What arviz-stats does for one fold, here for all at once, in a third of the time.
+    """
+    parts = np.array_split(excess, -(-len(excess) // _FOLDS_AT_ONCE))
+    k, sigma = (np.concatenate(part) for part in zip(*in_threads(_fitted, parts), strict=True))
+    return k, sigma
+
+
+@np.errstate(invalid="ignore", divide="ignore")  # of tails that are flat; threads have their own
+def _fitted(x: Float[np.ndarray, "fold tail"]) -> tuple[np.ndarray, np.ndarray]:
+    n = x.shape[1]
+    points = 30 + int(np.sqrt(n))
+    grid = 1.0 - np.sqrt(points / (np.arange(points) + 0.5))
+    b = grid / (3.0 * x[:, int(n / 4 + 0.5) - 1, None]) + 1.0 / x[:, -1:]
+    k = np.log1p(-b[:, :, None] * x[:, None, :]).mean(axis=2)
+    log_posterior = n * (np.log(-b / k) - k - 1.0)
+    weight = np.exp(log_posterior - log_posterior.max(axis=1, keepdims=True))
+    weight /= weight.sum(axis=1, keepdims=True)
+    weight = np.where(weight >= 10.0 * np.finfo(float).eps, weight, 0.0)
+    b_mean = (b * weight).sum(axis=1) / weight.sum(axis=1)
+    k_mean = np.log1p(-b_mean[:, None] * x).mean(axis=1)
+    return (n * k_mean + 10.0 * 0.5) / (n + 10.0), -k_mean / b_mean
 
 
 def worth(
