@@ -112,3 +112,21 @@ def test_waits_of_several_threads_count_once():
     with waiting:
         pass
     assert waiting.seconds <= time.perf_counter() - began
+
+
+def test_programs_are_compiled_quickly_where_the_options_are_known(monkeypatch):
+    asked = []
+
+    class Lowered:
+        def compile(self, compiler_options=None):
+            asked.append(compiler_options)
+            if compiler_options == {"unknown": True}:
+                raise runtime.jax.errors.JaxRuntimeError("No such compile option")
+
+    runtime._compiled(Lowered(), quick=True)
+    runtime._compiled(Lowered(), quick=False)
+    assert asked == [runtime._QUICK, None]
+    # an option that this jaxlib does not know is no reason to fail
+    monkeypatch.setattr(runtime, "_QUICK", {"unknown": True})
+    runtime._compiled(Lowered(), quick=True)
+    assert asked[2:] == [{"unknown": True}, None]

@@ -56,6 +56,9 @@ _LINEAR = 1e-7
 # that a lane has room for in a call, fewer where they would give more numbers than this.
 _CACHE_VALUES, _TOGETHER = 2**16, 32
 _CALL_DRAWS, _CALL_VALUES = 256, 2**20
+# Rows up to which the program is compiled quickly: its integrals take less time than compiling it.
+# Those of 12,573 rows would take 1.5 times theirs (bench/compiling.py).
+FEW_ROWS = 2000
 
 
 class Derived(NamedTuple):
@@ -212,7 +215,8 @@ def _program(model: Model, structure: Structure, derived: Derived, bent: bool) -
     shared = (rows, rule(RULES[dimensions][0], dimensions), derived, np.int32(0), np.int32(0))
     given = (np.zeros((room, model.dimension)), np.zeros((room, 2), np.uint32))
     what = ("cells", structure.digest, bent)
-    return _Program(compiled(model, what, integrate, given, shared), chunks, together)
+    quick = model.n_obs <= FEW_ROWS
+    return _Program(compiled(model, what, integrate, given, shared, quick=quick), chunks, together)
 
 
 class Slope(NamedTuple):

@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -34,7 +34,10 @@ from foldwise.support.factorise import lowering
 # models compile in one to three, their helpers in less, and a user waits for the sum.
 _CACHE_MIN_COMPILE_SECONDS = 0.2
 
-
+# Options of CPUs for programs that are compiled quickly: without XLA's newer emitters of fused
+# loops, and with less of LLVM's. The integrals of rats' growth compile in half of the time and run
+# in 1.7 times theirs (bench/compiling.py).
+_QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 # CPU devices that any machine may have, for tests; more only where there are cores for them.
 _MOST_DEVICES = 64
 # Seconds within which a program of the cache may still be being written by another process.
@@ -231,6 +234,11 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise")
 
 
+def in_threads(function: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+    """What ``function`` gives for each part, a thread for each core: for long work of NumPy."""
+    return [function(part) for part in parts] if _ALONE.get() else [*_pool().map(function, parts)]
+
+
 @lru_cache(maxsize=1)
 def _background() -> ThreadPoolExecutor:
     """For compiling while something else goes on, what is waited for beside what comes next."""
@@ -288,6 +296,7 @@ class Program:
     matrices, and for factorisations other than Cholesky's (``factorise.py``).
 
     It is traced when it is made, and compiled in the background: the first call waits for that.
+    ``quick`` asks for a short time to compile rather than to run.
     """
 
     def __init__(
@@ -296,8 +305,9 @@ class Program:
         sharded: Any,
         shared: Any,
         precision: str = "float64",
+        quick: bool = False,
     ):
-        self.precision = precision
+        self.precision, self._quick = precision, quick
         self.devices = _devices()
         self.lanes = lanes()
         with _WAITING, precision_context(precision):
@@ -317,7 +327,7 @@ class Program:
 
     def _compile(self, lowered: Any) -> Any:
         with precision_context(self.precision):
-            return lowered.compile()
+            return _compiled(lowered, self._quick)
 
     def ready(self) -> Any:
         """Wait until it is compiled, and return what runs on the devices."""
@@ -370,12 +380,13 @@ def compiled(
     sharded: Any,
     shared: Any,
     precision: str = "float64",
+    quick: bool = False,
 ) -> Program | _OfMember:
     """The program of ``function`` for arguments of these shapes, kept with the model it is of.
 
     ``what`` names the function: two of the same name must be the same function of ``owner``. The
     arguments may be arrays or ``jax.ShapeDtypeStruct``. The members of a family share their
-    programs, which take the selection as data.
+    programs, which take the selection as data. ``quick``: see ``Program``.
     """
     programs = owner.__dict__.setdefault("_programs", Programs())
     selection = owner.__dict__.get("selection")
@@ -392,7 +403,7 @@ def compiled(
     key = (what, _devices(), lanes(), precision, shapes, tree)
     if key not in programs:
         chosen = function if selection is None else of_selection
-        programs[key] = Program(chosen, sharded, shared, precision)
+        programs[key] = Program(chosen, sharded, shared, precision, quick)
     return programs[key] if selection is None else _OfMember(programs[key], selection)
 
 
@@ -402,6 +413,14 @@ def _lowered(function: Callable[[Any, Any], Any], *arguments: Any) -> Any:
     if jax.default_backend() != "cpu":
         return traced.lower()
     return traced.lower(_private_parameters=lowering())
+
+
+def _compiled(lowered: Any, quick: bool) -> Any:
+    """``lowered``, compiled; ``quick``: as fast as can be, to run a little slower."""
+    if quick and jax.default_backend() == "cpu":
+        with suppress(jax.errors.JaxRuntimeError):  # of a jaxlib that knows no such option
+            return lowered.compile(compiler_options=_QUICK)
+    return lowered.compile()
 
 
 def _shapes(tree: Any, pieces: int = 1) -> Any:
