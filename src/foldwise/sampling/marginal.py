@@ -28,7 +28,9 @@ from foldwise.scores.nodes import RULES, rule
 from foldwise.scores.rules import LOG_SCORES
 
 NO_GROUPS = "no parameters belong to a group of rows alone"
-# Nodes along each coordinate that are tried for densities, before those of the integrals.
+# Nodes along each coordinate that are tried for densities, before those of the integrals. Never
+# one, although it has the integral of a normal conditional: gradients and derivatives by the rows'
+# values are means over the nodes, of functions of second degree.
 _FEW_NODES = (2, 3, 5)
 # Draws at which rules are compared, and to how many nats they must agree on differences of the log
 # density there: what HMC targets may be off by.
@@ -88,7 +90,7 @@ def marginal_models(
             return [], "the priors of groups given the other parameters are not normal"
         if values.unsettled.any():
             return [], "integrals over the parameters of groups cannot be relied on"
-        most = max(step.nodes for step in values.passes)
+        most = max(_FEW_NODES[0], *(step.nodes for step in values.passes))
         own = _rules(model, structure, draws, _masks(folds), most, len(folds))
         # the nodes of training rows serve single test rows too: these rules were chosen for that
         rules = Rules(

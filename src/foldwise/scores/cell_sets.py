@@ -339,6 +339,11 @@ class Values:
     def _dimensions(self) -> int:
         return int(self.structure.sizes.max())
 
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Rules that are tried: one node is right where conditionals are normal."""
+        return (1, *RULES[self._dimensions])
+
     def _whole(self) -> _Pass:
         """All rows of every cell."""
         cells = np.arange(len(self.structure))
@@ -419,13 +424,12 @@ class Values:
         step.spread(self._integrals(draws, step, wide[0]), found)
         with np.errstate(invalid="ignore"):
             more = (found[columns] - values[columns] > _ANOTHER_MODE).any(axis=1)
-        level[columns[more]] = len(RULES[self._dimensions])
+        level[columns[more]] = len(self._sizes)
         return not more.any()
 
     def _choose_rule(self, draws: np.ndarray, step: _Pass) -> None:
         """The smallest rule from which on larger ones agree, for all sets that can be settled."""
-        dimensions = self._dimensions
-        sizes, narrow = RULES[dimensions], len(HERMITE[dimensions])
+        sizes, narrow = self._sizes, 1 + len(HERMITE[self._dimensions])
         columns = np.concatenate([step.columns, step.derived_columns])
         before, values = np.empty((self.count, len(draws))), np.empty((self.count, len(draws)))
         step.spread(self._integrals(draws, step, sizes[0]), before)

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 HERMITE = {1: (7, 11, 15, 21, 31, 45), 2: (7, 11, 15, 21), 3: (7, 9, 11, 15)}
 WIDE = {1: (61, 91, 137), 2: (31, 45), 3: ()}
 RULES = {size: HERMITE[size] + WIDE[size] for size in HERMITE}
+# Before them, where a density is wanted at many points: right where conditionals are nearly normal.
+FEW = (1, 3, 5)
 # How far the wide rules reach, in sds: each farther than the one before, so that a tail that is cut
 # off shows.
 _REACH = {61: 30.0, 91: 60.0, 137: 120.0, 31: 20.0, 45: 40.0}
