@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 from unittest import mock
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 from problems import by_chains
 
 import foldwise as fw
+from foldwise.sampling import full_data
 from foldwise.sampling.blocks import MOST_STEPS, leapfrog_counts
 from foldwise.sampling.fit import FitError, FitWarning, check_draws
 from foldwise.sampling.nuts import Nuts
@@ -145,6 +147,51 @@ def test_a_healthy_fit_does_not_go_on(prepared):
     with mock.patch.object(Nuts, "draw", autospec=True, side_effect=Nuts.draw) as draw:
         again = fw.fit(model, seed=fit.seed, progress=False)
     assert draw.call_count == 1 and again.thin == 1 and again.settled
+
+
+class DivergesAtFirst:
+    """Chains that are settled from the start, of which some transitions diverge until finer."""
+
+    collapsed = finest = uncorrelated = False
+    gradients, step_size = 0, np.ones(4)
+
+    def __init__(self, *_):
+        self.caution, self.positions = 0, np.zeros((4, 0, 2))
+        self.divergent = np.zeros((4, 0), bool)
+        self.rng = np.random.default_rng(0)
+
+    def warm_up(self, iterations):
+        pass
+
+    @property
+    def drawn(self):
+        return self.positions.shape[1]
+
+    def draw(self, count):
+        new = self.rng.normal(size=(4, count, 2))
+        diverged = np.arange(count) < (3 if self.caution == 0 else 0)
+        self.positions = np.concatenate([self.positions, new + 10.0 * self.caution], axis=1)
+        self.divergent = np.concatenate([self.divergent, np.tile(diverged, (4, 1))], axis=1)
+
+    def retune(self, covariance, starts, caution):
+        self.caution = caution
+
+
+def test_a_few_divergences_in_a_thousand_call_for_finer_steps():
+    """Although chains agree; draws of the longer steps, which miss something, are not kept."""
+    with mock.patch.object(full_data, "Nuts", DivergesAtFirst):
+        run = full_data.draw_nuts(flat_sum(1.0), np.zeros((4, 2)), 1000, 1000, 1, None)
+    assert run.divergences == 0 and run.positions.shape == (4, 1000, 2)
+    assert abs(run.positions.mean() - 10.0) < 0.1
+
+
+def test_folds_of_a_fit_that_diverged_begin_with_finer_steps(prepared):
+    problem, model, fit = prepared("regression")
+    accepted = [
+        by_chains(model, problem.folds, fit=one, seed=1, progress=False).folds["acceptance"].mean()
+        for one in (fit, replace(fit, divergences=1))
+    ]
+    assert accepted[0] < 0.92 < 0.93 < accepted[1]
 
 
 def test_divergences_of_a_thinned_fit_are_a_share_of_all_transitions(rng):

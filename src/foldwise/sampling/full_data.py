@@ -27,13 +27,21 @@ from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
 from foldwise.sampling.pooled import Draws, draw_pooled, suits
 from foldwise.sampling.starts import far_apart, lost_chains, starting_points
-from foldwise.scores.diagnostics import DIVERGENT_LIMIT, by_parameter
+from foldwise.scores.diagnostics import by_parameter
 from foldwise.support.checks import check_count, outside, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_meanwhile, usual_errors
 
 # Times the draws asked for that a fit goes on for by itself, a power of 2.
 LONGEST = 8
+# Share of divergent transitions from which on chains are worth running again with finer steps.
+# Steps of an acceptance of 0.8 do not get into narrow parts of the posterior at all: of a latent
+# Gaussian process (bench/gp.py) 0.4 % diverged, and with them went the upper tail of the amplitude,
+# 0.000 of the draws where 0.007 should be; with finer steps 0.008.
+FEW_DIVERGENT = 0.001
+# Times the usual steps of a draw of the globals alone, where these do not do, and the number of
+# effective draws below which more will not do either.
+_LONGER, _HOPELESS_ESS = 4, 100
 # Draws of each chain that tell how high its log density is.
 _LEVEL_DRAWS = 50
 # Ends of short chains from which modes are climbed.
@@ -58,7 +66,8 @@ def fit(
     NUTS with Stan's window adaptation, its metric dense up to 20 parameters, diagonal beyond, from
     starts all over the prior. Where up to 500 parameters are strongly correlated it is dense too,
     learned from the gradients of all chains, and warm-up is shorter. While R-hat is over 1.01 or
-    an ESS below 400 the chains go on, up to 8 times the draws asked for, of which as many are kept.
+    an ESS below 400 the chains go on, up to 8 times the draws asked for, of which as many are kept;
+    with finer steps where more than 1 in 1,000 transitions diverge.
     Warns when that is not enough, or transitions diverge: cross-validation inherits the fit's
     problems. Raises ``FitError`` where the posterior is improper.
 
@@ -149,11 +158,16 @@ def _of_globals(
     At least 1,600 draws: steps that stay count as draws, and 400 effective ones are needed.
     """
     began, size = time.perf_counter(), max(draws, -(-4 * ESS_LIMIT // chains))
-    run = draw_globals(model, seed, bar, size, chains)
-    if run is None:
-        return None
-    result = _made(model, run, seed, began)
-    return None if result.problems() else result
+    for longer in (1, _LONGER):  # where draws are correlated still, that is less than NUTS takes
+        run = draw_globals(model, seed, bar, size, chains, longer)
+        if run is None:
+            return None
+        result = _made(model, run, seed, began)
+        if not result.problems():
+            return result
+        if np.nanmin(result.ess) < _HOPELESS_ESS:
+            return None
+    return None
 
 
 def _of_modes(
@@ -210,9 +224,10 @@ def draw_nuts(
 ) -> Draws:
     """Draws by NUTS, which goes on by itself until they are settled, or ``LONGEST`` times as long.
 
-    Each round doubles the length, with finer steps where transitions diverge. Where all draws are
-    not settled but those of the second half are, the first half was warm-up. What is kept is
-    thinned to the ``draws`` asked for, or to what can be ``ESS_LIMIT`` effective draws.
+    Each round doubles the length, with finer steps where more than a few transitions diverge. Where
+    draws of the second half are settled and all draws are not, or diverged, the first half was
+    warm-up. What is kept is thinned to the ``draws`` asked for, or to what can be ``ESS_LIMIT``
+    effective draws.
     """
     run, size = Nuts(model, seed, starts, bar), max(draws, -(-2 * ESS_LIMIT // len(starts)))
     run.warm_up(warmup)
@@ -223,9 +238,10 @@ def draw_nuts(
         rhat, ess = largest(best.rhat), float(np.nan_to_num(best.ess).min())
         # what the first round, with a new metric, has not brought together stays apart
         hopeless = run.collapsed or (run.drawn > draws and rhat > HOPELESS_RHAT)
-        if is_settled(best) or hopeless or run.drawn >= LONGEST * draws:
+        good = is_settled(best) and (run.finest or not _diverges(best))
+        if good or hopeless or run.drawn >= LONGEST * draws:
             return best
-        caution = run.caution + (divergent_share(best) > DIVERGENT_LIMIT)
+        caution = run.caution + _diverges(_kept(run, halves[-1], size))  # the last round
         if rhat > RHAT_LIMIT or ess < ESS_LIMIT / 2:
             run.retune(*_learned(model, run), caution)
         elif caution > run.caution:  # else as many draws again will do
@@ -240,9 +256,14 @@ def _kept(run: Nuts, first: int, size: int) -> Draws:
     return Draws(run.positions[:, first::thin], run.step_size, divergences, run.gradients, thin)
 
 
-def _disorder(run: Draws) -> tuple[bool, float]:
-    """Settled draws first, the more of them the better; then by R-hat."""
-    return (False, -float(run.thin)) if is_settled(run) else (True, largest(run.rhat))
+def _diverges(run: Draws) -> bool:
+    return divergent_share(run) > FEW_DIVERGENT
+
+
+def _disorder(run: Draws) -> tuple[bool, bool, float]:
+    """Settled draws first, few of which diverged, the more of them the better; then by R-hat."""
+    settled = is_settled(run)
+    return not settled, _diverges(run), -float(run.thin) if settled else largest(run.rhat)
 
 
 def _learned(

@@ -214,6 +214,11 @@ class Nuts:
         return bool(self._root)
 
     @property
+    def finest(self) -> bool:
+        """Whether steps are as fine as they get."""
+        return self.caution == len(_CAUTION) - 1
+
+    @property
     def collapsed(self) -> bool:
         """Whether the deepest tree of the median chain spans less than a posterior sd."""
         return bool(np.median(self.step_size) * (2**_DOUBLINGS - 1) < 1.0)

@@ -57,6 +57,8 @@ def prepared(
     shape = MetricShape.of(tuning.metric)
     program = fold_program(model, folds, settings, emit, shape, together if shape.own else 1)
     sampler = Sampler(program, folds, previous, tuning, start, settings.warmup, settings.seed)
+    if fit.divergences:  # the folds' posteriors are as narrow somewhere: no steps as for a normal
+        sampler.finer[:] = 1
     directions = tuning.watched.shape[1] + 1  # the log density is watched too
     pace = Pace(Watch.empty(k, settings.chains, directions, settings.batch), np.zeros(k))
     sums, stored = _no_sums(folds, partner, previous, full.scores, settings, emit, draws)
