@@ -331,7 +331,8 @@ def _structure(
     left = np.flatnonzero(~common & ~unclear)
     if not left.size:
         return _nothing(n, names)
-    apart = _taken_apart(rows[:, left], prior[left][:, left])
+    own, ties = rows[:, left], prior[left][:, left]
+    apart = taken_apart(scipy.sparse.csr_array(own.T @ own + ties + ties.T))
     cells = [left[members] for members in apart]
     coordinates = np.full((len(cells), MOST_COORDINATES), -1)
     cell_of = np.full(d, -1)
@@ -376,9 +377,11 @@ def _nothing(n: int, names: tuple[str, ...]) -> Structure:
     return Structure(np.full((0, MOST_COORDINATES), -1), np.full(n, -1), names)
 
 
-def _taken_apart(rows: scipy.sparse.csr_array, prior: scipy.sparse.csr_array) -> list[np.ndarray]:
-    """Pieces of at most ``MOST_COORDINATES`` that are left when connected coordinates are out."""
-    graph = scipy.sparse.csr_array(rows.T @ rows + prior + prior.T)
+def taken_apart(graph: scipy.sparse.csr_array) -> list[np.ndarray]:
+    """Pieces of at most ``MOST_COORDINATES`` that are left when connected coordinates are out.
+
+    ``graph`` is not zero where two coordinates hang together.
+    """
     graph.setdiag(0)
     graph.eliminate_zeros()
     graph.data[:] = 1

@@ -7,8 +7,10 @@ With the parameters of cells integrated out, the posterior of the globals g give
 with the integrals of ``scores/cells.py``: a density in a handful of dimensions, without funnels. A
 mixture of t densities is fitted to it (``proposals.py``). For the full-data fit, chains of
 independence Metropolis steps with that mixture draw from it: nearly independent draws where the
-mixture fits, and repeated ones, which effective numbers show, where it does not. The coordinates of
-the cells are drawn from their conditional at each draw.
+mixture fits, and repeated ones, which effective numbers show, where it does not. Where none fits,
+as with the funnels of schools whose classes are cells, and most globals fall apart given a few, the
+proposals of ``layers.py`` are tried. The coordinates of the cells are drawn from their conditional
+at each draw.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from jaxtyping import Bool, Float, Int
 from foldwise.models.evaluate import joints_at, rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure, find_cells, without_cells
+from foldwise.sampling.layers import MOST_APART, Layered, climbed
 from foldwise.sampling.pooled import Draws
-from foldwise.sampling.proposals import Mixture, climb, fitted
+from foldwise.sampling.proposals import Mixture, Proposal, climb, fitted
 from foldwise.sampling.starts import near_init, normal_range, spread_out
 from foldwise.scores.cells import NORMAL_STEPS, STEPS, conditional_draws, log_integrals
-from foldwise.scores.nodes import RULES, rule
+from foldwise.scores.nodes import FEW, RULES, rule
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
 
@@ -42,15 +45,23 @@ _LOOKED_AT, _TOLERANCE = 64, 5e-3
 
 
 def draw_globals(
-    model: Model, seed: int, bar: Progress, draws: int = DRAWS, chains: int = CHAINS
+    model: Model,
+    seed: int,
+    bar: Progress,
+    draws: int = DRAWS,
+    chains: int = CHAINS,
+    longer: int = 1,
 ) -> Draws | None:
-    """Draws of all parameters; None where there are no cells, or the globals cannot be had so."""
+    """Draws of all parameters; None where there are no cells, or the globals cannot be had so.
+
+    ``longer`` is how many times the usual number of Metropolis steps a draw takes.
+    """
     structure = find_cells(model, model.probes())
-    if not len(structure) or not 0 < len(structure.globals) <= MOST_GLOBALS:
+    if not len(structure) or not 0 < len(structure.globals) <= MOST_APART:
         return None
     bar.start(f"full-data fit{model.label}")
     marginal = Marginal(model, structure, model.probes()[:1])
-    found = _drawn(marginal, _starts(marginal, seed), seed, draws, chains)
+    found = _drawn(marginal, _starts(marginal, seed), seed, draws, chains, longer)
     if found is None:
         return None
     # a rule of one node, which agrees with the next, is right where conditionals are normal
@@ -103,15 +114,37 @@ def _prior_range(
 
 
 def _drawn(
-    marginal: Marginal, starts: Float[np.ndarray, "start g"], seed: int, draws: int, chains: int
+    marginal: Marginal,
+    starts: Float[np.ndarray, "start g"],
+    seed: int,
+    draws: int,
+    chains: int,
+    longer: int = 1,
 ) -> Float[np.ndarray, "draw g"] | None:
     """Chains of draws of the globals, one after another; None where no mixture fits."""
     rng = generator(seed, Stream.GLOBALS)
+    proposal = _mixture(marginal, starts, rng) or _layered(marginal, starts, rng)
+    return None if proposal is None else _metropolis(marginal, proposal, draws, chains, rng, longer)
+
+
+def _mixture(
+    marginal: Marginal, starts: Float[np.ndarray, "start g"], rng: np.random.Generator
+) -> Mixture | None:
+    """A mixture around the modes of the globals; None where none fits."""
+    if starts.shape[1] > MOST_GLOBALS:
+        return None
     modes = climb(marginal, starts)
     if modes is None or not marginal.settle(Mixture.of(modes), rng):
         return None
-    proposal = fitted(marginal, Mixture.of(modes), rng)
-    return None if proposal is None else _metropolis(marginal, proposal, draws, chains, rng)
+    return fitted(marginal, Mixture.of(modes), rng)
+
+
+def _layered(
+    marginal: Marginal, starts: Float[np.ndarray, "start g"], rng: np.random.Generator
+) -> Layered | None:
+    """Proposals in layers, with a rule that serves them; None where none fit."""
+    found = climbed(marginal, starts, rng)
+    return found if found is not None and marginal.settle(found, rng) else None
 
 
 def _of_chains(marginal: Marginal, drawn: Float[np.ndarray, "draw d"], chains: int) -> Draws:
@@ -141,7 +174,8 @@ class Marginal:
         self.model, self.structure, self.reference, self.bent = model, structure, reference, bent
         self.keep = np.ones(model.n_obs, bool) if keep is None else keep
         self.dimensions = int(structure.sizes.max(initial=1))
-        self.nodes, self.evaluations = nodes or RULES[self.dimensions][0], 0
+        # few until they are settled: climbs need no more
+        self.nodes, self.evaluations = nodes or FEW[1], 0
         self.alone = (structure.row_cell < 0) & self.keep
 
     def placed(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, "point d"]:
@@ -189,12 +223,12 @@ class Marginal:
             slope = (values[:, g + 1 :] - values[:, 1 : g + 1]) / (2.0 * step)
         return values[:, 0], np.where(np.isfinite(slope), slope, 0.0)
 
-    def settle(self, around: Mixture, rng: np.random.Generator) -> bool:
+    def settle(self, around: Proposal, rng: np.random.Generator) -> bool:
         """Choose the smallest rule that agrees with the next at some points; whether one does."""
         if not len(self.structure):
             return True
         points = around.draw(rng, _LOOKED_AT)
-        sizes = (1, 3, 5, *RULES[self.dimensions])
+        sizes = (*FEW, *RULES[self.dimensions])
         before = None
         for number, size in enumerate(sizes):
             self.nodes = size
@@ -210,10 +244,15 @@ class Marginal:
 
 
 def _metropolis(
-    marginal: Marginal, proposal: Mixture, draws: int, chains: int, rng: np.random.Generator
+    marginal: Marginal,
+    proposal: Proposal,
+    draws: int,
+    chains: int,
+    rng: np.random.Generator,
+    longer: int,
 ) -> Float[np.ndarray, "draw g"]:
     """Chains of independence Metropolis steps, one after another, each after a few steps."""
-    each = int(np.clip(_FEW_ROWS // marginal.model.n_obs, 1, _MOST_STEPS))
+    each = longer * int(np.clip(_FEW_ROWS // marginal.model.n_obs, 1, _MOST_STEPS))
     warm = draws // 10
     points = proposal.draw(rng, chains * (warm + each * draws))
     ratio = (marginal(points) - proposal.log_density(points)).reshape(chains, -1)

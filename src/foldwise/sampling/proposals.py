@@ -46,6 +46,16 @@ class LogDensity(Protocol):
         """Log densities and their gradients."""
 
 
+class Proposal(Protocol):
+    """A density that can be drawn from."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> Float[np.ndarray, "draw g"]:
+        """Independent draws."""
+
+    def log_density(self, points: Float[np.ndarray, "point g"]) -> Float[np.ndarray, " point"]:
+        """Up to a constant."""
+
+
 @dataclass(frozen=True)
 class Modes:
     """Where climbs ended that are worth having: points, log densities, covariances."""

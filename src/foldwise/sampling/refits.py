@@ -20,11 +20,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from foldwise.folds.folds import Folds
 from foldwise.models.model import Model
 from foldwise.sampling.globals import MOST_GLOBALS, Marginal
+from foldwise.sampling.layers import MOST_APART, Layered, Layers, layered
 from foldwise.sampling.proposals import Mixture, climb, fitted, learned, many_parts, share_of
 from foldwise.scores.cells import log_integrals
 from foldwise.scores.importance import Importance, by_importance
@@ -35,6 +36,7 @@ from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
 from foldwise.support.workers import Job, Members, Workers, chunks, halved, in_turn
 
+Proposals = Mixture | Layered
 # Independent draws of each fold.
 DRAWS = 2000
 # Draws at which the mixture that the full-data draws have is tried, and what it must be worth.
@@ -58,11 +60,11 @@ def with_refits(
     ``finished`` keeps those that are done.
     """
     rest = np.flatnonzero(~found.used & ~found.cut_off & ~found.unsettled)
-    if not len(rest) or len(found.structure.globals) > MOST_GLOBALS:
+    if not len(rest) or len(found.structure.globals) > MOST_APART:
         return found
     rng = generator(seed, Stream.GLOBALS, 1)
     full = Marginal(model, found.structure, found.draws.positions, bent=_bent(model, found))
-    around = _mixture_of_draws(full, rng)
+    around = _around_draws(full, rng)
     if around is None:
         return found
     bar.start("refits where weights are uneven", len(rest))
@@ -91,7 +93,7 @@ class _Shared(NamedTuple):
     """What all refits need."""
 
     full: Marginal
-    around: Mixture
+    around: Proposals
     folds: Folds
     scores: tuple[str, ...]
     seed: int
@@ -125,25 +127,44 @@ def _bent(model: Model, found: Importance) -> bool:
     return bool(log_integrals(model, structure, some, keep, nodes).bent.any())
 
 
-def _mixture_of_draws(full: Marginal, rng: np.random.Generator) -> Mixture | None:
-    """A mixture with the moments of the full-data draws, or with many parts; None if neither fits.
+def _around_draws(full: Marginal, rng: np.random.Generator) -> Proposals | None:
+    """A mixture with the moments of the full-data draws, or with many parts, or of layers.
 
-    Also chooses the rule of the integrals.
+    None if none fits. Also chooses the rule of the integrals.
     """
     points = full.reference[:, full.structure.globals]
-    weight = np.full(len(points), 1.0 / len(points))
-    for mixture in (learned(points, weight), many_parts(points, weight, rng)):
-        if mixture is None or not full.settle(mixture, rng):
-            return None
-        some = mixture.draw(rng, _TRIED)
-        if share_of(full(some) - mixture.log_density(some)) >= _GOOD:
-            return mixture
-    return None
+    if points.shape[1] <= MOST_GLOBALS:
+        weight = np.full(len(points), 1.0 / len(points))
+        for mixture in (learned(points, weight), many_parts(points, weight, rng)):
+            if mixture is None or not full.settle(mixture, rng):
+                return None
+            if _fits(full, mixture, rng) >= _GOOD:
+                return mixture
+    return _layers_of_draws(full, points, rng)
+
+
+def _layers_of_draws(
+    full: Marginal, points: Float[np.ndarray, "draw g"], rng: np.random.Generator
+) -> Layered | None:
+    """Layers, with a mixture of tops that has the moments of draws to begin with."""
+    layers = Layers.found(full, rng.permutation(points))
+    if layers is None:
+        return None
+    start = learned(points[:, layers.top], np.full(len(points), 1.0 / len(points)))
+    found = None if start is None else layered(layers, start, rng)
+    good = found is not None and full.settle(found, rng) and _fits(full, found, rng) >= _GOOD
+    return found if good else None
+
+
+def _fits(density: Marginal, proposal: Proposals, rng: np.random.Generator) -> float:
+    """The share of draws of a proposal that weights are worth."""
+    some = proposal.draw(rng, _TRIED)
+    return share_of(density(some) - proposal.log_density(some))
 
 
 def _refitted(
     full: Marginal,
-    around: Mixture,
+    around: Proposals,
     fold: Folds,
     scores: tuple[str, ...],
     seed: int,
@@ -159,7 +180,7 @@ def _refitted(
     upper = around if both.all() else _proposal(full, both, around, rng)
     if upper is None:
         return None
-    proposal = proposal.beside(upper)
+    proposal = _beside(proposal, upper)
     points = proposal.draw(rng, DRAWS)
     excess = full(points) - proposal.log_density(points)
     draws = FullSample(full.placed(points), 1, 1, excess)
@@ -176,16 +197,27 @@ def _refitted(
 
 
 def _proposal(
-    full: Marginal, keep: np.ndarray, around: Mixture, rng: np.random.Generator
-) -> Mixture | None:
-    """A mixture for the posterior given the rows ``keep``; the full data's where it does."""
+    full: Marginal, keep: np.ndarray, around: Proposals, rng: np.random.Generator
+) -> Proposals | None:
+    """Proposals for the posterior given the rows ``keep``, of the kind that the full data have."""
     marginal = Marginal(full.model, full.structure, full.reference, keep, full.nodes, full.bent)
+    if isinstance(around, Layered):
+        return layered(around.layers.of(marginal), around.mixture, rng)
     some = around.draw(rng, _TRIED)
     log_ratio = marginal(some) - around.log_density(some)
     if share_of(log_ratio) >= _NEAR:
         return fitted(marginal, around, rng)
     modes = climb(marginal, some[np.argsort(-log_ratio)[:_CLIMBERS]])
     return None if modes is None else fitted(marginal, Mixture.of(modes), rng)
+
+
+def _beside(one: Proposals, two: Proposals) -> Proposals:
+    """Half of the one and half of the other, which are of one kind."""
+    if isinstance(one, Layered):
+        assert isinstance(two, Layered)
+        return one.beside(two)
+    assert isinstance(two, Mixture)
+    return one.beside(two)
 
 
 def _replaced(found: Importance, folds: Folds, fold: int, refit: _Refit) -> Importance:
