@@ -16,11 +16,16 @@ waiting; the centre serves one returned piece after another (a scheduler's time 
 centre's for its folds, its bytes at 10 Gbit/s) and then sends the next. What is not measured is the
 network, and schedulers with more than two workers.
 
-    python bench/cluster.py [--counties 48] [--draws 60] [--repeats 3] [--folds 1000000]
+Parts can be run one at a time, each of which wants a quiet machine for two or three minutes; costs
+that were measured are kept in ``bench/out/cluster.json``, where the simulation finds them.
+
+    python bench/cluster.py [--parts ratio,centre,sizes,schedulers,simulation] [--counties 48]
+                            [--draws 60] [--repeats 3] [--folds 1000000]
 """
 
 import argparse
 import heapq
+import json
 import multiprocessing
 import os
 import pickle
@@ -28,11 +33,14 @@ import time
 import warnings
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
 MOST_RATIO = 1.15
 SIZES = (1, 2, 4, 8, 16)
+PARTS = ("ratio", "centre", "sizes", "schedulers", "simulation")
+KEPT = Path(__file__).parent / "out" / "cluster.json"
 # Bytes that a network of 10 Gbit/s brings in a second.
 NETWORK = 1.25e9
 
@@ -192,54 +200,65 @@ def simulated(folds, workers, of_piece, costs):
     return last, folds * costs["each"] / (last * workers)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--counties", type=int, default=48)
-    parser.add_argument("--draws", type=int, default=60)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folds", type=int, default=1_000_000)
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
+def measured(parts, options) -> dict[str, float]:
+    """Costs by name, of the parts that are to be run on the radon study."""
     fw, model, folds, fit = set_up(options.counties)
+    costs = {"fit": fit.seconds}
 
     def run(executor, some=folds):
         settings = {"method": "mcmc", "draws": options.draws, "seed": 1, "progress": False}
         return fw.cross_validate(model, some, fit, executor=executor, **settings)
 
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, mp_context=spawn) as executor:
-        here, there = np.median(compare(run, executor, options.repeats), axis=1)
+    def pool(workers):
+        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+    if "ratio" in parts:
+        with pool(options.workers) as executor:
+            here, there = np.median(compare(run, executor, options.repeats), axis=1)
         print(
             f"one process {here:.1f} s, {options.workers} workers {there:.1f} s, ratio "
             f"{there / here:.2f} (at most {MOST_RATIO})",
             flush=True,
         )
+    if "centre" in parts:
+        with pool(options.workers) as executor:
+            costs["centre"] = at_the_centre(run, folds, executor)
+        print(f"the centre spends {costs['centre'] * 1e3:.1f} ms on a fold", flush=True)
+    if "sizes" in parts:
+        with pool(1) as executor:
+            costs["fixed"], costs["each"], costs["bytes"] = by_size(run, folds, executor)
+        print(
+            f"a piece takes {costs['fixed']:.2f} s and {costs['each'] * 1e3:.0f} ms a fold, of "
+            f"which {costs['bytes'] / 1e3:.1f} kB travel",
+            flush=True,
+        )
+    return costs
+
+
+def schedulers(workers) -> dict[str, float]:
+    """What an empty piece costs: by Dask, or without it by a pool of processes."""
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as executor:
         of_pool = seconds_of_a_piece(executor)
-        centre = at_the_centre(run, folds, executor)
-    with ProcessPoolExecutor(1, mp_context=spawn) as executor:
-        fixed, each, size = by_size(run, folds, executor)
-    dask = of_dask(options.workers)
+    dask = of_dask(workers)
     print(
-        f"a piece takes {fixed:.2f} s and {each * 1e3:.0f} ms a fold; the centre spends "
-        f"{centre * 1e3:.1f} ms on a fold, and {size / 1e3:.1f} kB travel; an empty piece takes "
-        f"{of_pool * 1e3:.1f} ms by processes"
+        f"an empty piece takes {of_pool * 1e3:.1f} ms by processes"
         + ("" if dask is None else f", {dask * 1e3:.1f} ms by Dask"),
         flush=True,
     )
-    fit_seconds = fit.seconds
-    costs = {"fixed": fixed, "each": each, "centre": centre, "bytes": size}
-    costs["piece"] = of_pool if dask is None else dask
-    print(f"{options.folds} folds, by simulation; the full-data fit takes {fit_seconds:.0f} s more")
+    return {"piece": of_pool if dask is None else dask}
+
+
+def simulation(folds, costs) -> None:
+    """Hours of many folds by many workers, and what each part of them takes by itself."""
+    print(f"{folds} folds, by simulation; the full-data fit takes {costs['fit']:.0f} s more")
     for workers in (10, 100, 1000, 10_000):
         for of_piece in (2, 16):
-            seconds, share = simulated(options.folds, workers, of_piece, costs)
+            seconds, share = simulated(folds, workers, of_piece, costs)
             parts = {
-                "workers": options.folds * (each + fixed / of_piece) / workers,
-                "scheduler": options.folds / of_piece * costs["piece"],
-                "centre": options.folds * centre,
-                "network": options.folds * size / NETWORK,
-                "fit": fit_seconds,
+                "workers": folds * (costs["each"] + costs["fixed"] / of_piece) / workers,
+                "scheduler": folds / of_piece * costs["piece"],
+                "centre": folds * costs["centre"],
+                "network": folds * costs["bytes"] / NETWORK,
             }
             said = ", ".join(f"{name} {part:.0f} s" for name, part in parts.items())
             print(
@@ -247,6 +266,30 @@ def main() -> None:
                 f"busy {share:.0%}; by itself {said}",
                 flush=True,
             )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--counties", type=int, default=48)
+    parser.add_argument("--draws", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folds", type=int, default=1_000_000)
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"parts must be among {', '.join(PARTS)}, got {', '.join(unknown)}")
+    warnings.simplefilter("ignore")
+    costs = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if {"ratio", "centre", "sizes"} & set(parts):
+        costs |= measured(parts, options)
+    if "schedulers" in parts:
+        costs |= schedulers(options.workers)
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps(costs))
+    if "simulation" in parts:
+        simulation(options.folds, costs)
 
 
 if __name__ == "__main__":

@@ -336,6 +336,18 @@ def test_what_is_no_executor_is_refused(five):
         fw.cross_validate(model, problem.folds, executor=2, **QUICK)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are not forked")
+def test_processes_that_would_be_forked_are_refused_before_any_work(five, monkeypatch):
+    problem, model, _ = five
+    monkeypatch.setattr(fw.crossval, "_fit", None)
+    forks = multiprocessing.get_context("fork")
+    with (
+        ProcessPoolExecutor(2, mp_context=forks) as executor,
+        pytest.raises(ValueError, match=r'must start its processes anew.*get_context\("spawn"\)'),
+    ):
+        fw.cross_validate(model, problem.folds, executor=executor, **QUICK)
+
+
 def test_what_cannot_travel_is_refused_before_any_work(five, thread, monkeypatch):
     problem, model, _ = five
     monkeypatch.setattr(fw.crossval, "_fit", None)

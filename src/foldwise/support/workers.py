@@ -76,6 +76,7 @@ class Workers:
                 "executor must be an executor of concurrent.futures or a dask.distributed.Client, "
                 f"got {type(executor).__name__}"
             )
+        _check_not_forked(executor)
         return cls(executor, int(getattr(executor, "_max_workers", None) or 4), models)
 
     @cached_property
@@ -106,6 +107,21 @@ class Workers:
     def size(self, members: int) -> int:
         """Members of a piece, such that there are enough pieces for all workers."""
         return max(1, -(-members // (PIECES_EACH * self.count)))
+
+
+def _check_not_forked(executor: Any) -> None:
+    """Raise where processes would be forked from this one, in which JAX has threads.
+
+    A ``ProcessPoolExecutor`` starts them when work is sent, after the full-data fit; before Python
+    3.14 it forks unless it is told otherwise.
+    """
+    context = getattr(executor, "_mp_context", None)
+    method = "" if context is None else context.get_start_method()
+    if method == "fork" and not getattr(executor, "_processes", None):
+        raise ValueError(
+            "executor must start its processes anew, but would fork this one, of which JAX does "
+            'not allow a copy; give it mp_context=multiprocessing.get_context("spawn")'
+        )
 
 
 _WORKERS: ContextVar[Workers | None] = ContextVar("workers", default=None)
