@@ -154,7 +154,9 @@ def test_densities_of_rows(name):
         np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-7)
         gradient = jax.jit(jax.grad(lambda q: found.log_likelihood(q).sum()))(position)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-        assert (found.row_log_density is None) == case.atoms
+        # counts may be clipped without atoms, but PyMC 5 makes real numbers of them
+        atoms = case.atoms and model["y"].dtype.startswith("float")
+        assert (found.row_log_density is None) == atoms
         assert (found.simulate is not None) == case.draws
         if case.draws:
             _check_draws(found, position, np.exp(expected), case.mean)

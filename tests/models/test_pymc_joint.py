@@ -39,7 +39,8 @@ def normal_precision():
 
 def marginal_process():
     scale = pm.HalfNormal("s")
-    process = pm.gp.Marginal(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, ls=1.5))
+    # an array: PyTensor 3 divides by a Python number in single precision
+    process = pm.gp.Marginal(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, ls=np.array(1.5)))
     process.marginal_likelihood("y", X=np.arange(N)[:, None] / 1.0, y=Y, sigma=0.5, jitter=0.0)
     covariance = 1.4**2 * np.exp(-0.5 * (APART / 1.5) ** 2) + 0.25 * np.eye(N)
     return {"s": 1.4}, 0.0 * ONES, covariance
