@@ -2,7 +2,7 @@
 
 The program of the integrals over groups' parameters, of the growth of rats (150 rows) and of radon
 (12,573 rows), with each set of options; CPU seconds, which other work on the machine does not
-change much. ``scores/cells.py`` compiles that of models of few rows with the last of them.
+change much. ``models/evaluate.py`` says for which models the last of them is used.
 Needs FOLDWISE_DATA.
 
     FOLDWISE_CACHE=off FOLDWISE_DATA=... python bench/compiling.py
@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from foldwise import datasets
+from foldwise.models import evaluate
 from foldwise.models.structure import find_cells
 from foldwise.scores import cells
 from foldwise.scores.nodes import rule
@@ -31,7 +32,7 @@ DRAWS, REPEATS = 2000, 4
 
 def measured(module, data, options):
     """CPU seconds to compile the program, and to run it at so many draws."""
-    runtime._QUICK, cells.FEW_ROWS = options, 10**9
+    runtime._QUICK, evaluate.FEW_ROWS = options, 10**9
     model = module.models(datasets.load(data))["A"]
     draws = np.resize(model.probes()[:1], (DRAWS, model.dimension))
     structure = find_cells(model, draws[:1])

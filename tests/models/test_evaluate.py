@@ -10,6 +10,7 @@ from scipy import stats
 import foldwise as fw
 from foldwise.models.evaluate import (
     Motion,
+    batch_program,
     derivatives_at,
     gradients,
     masked_log_density,
@@ -116,3 +117,10 @@ def test_matrices_are_counted_where_they_are_factorised():
         assert vars(model)["_factorised"] == entries
     assert values_held(with_matrix) == 4 * 1600
     assert values_held(without) == 40
+
+
+@pytest.mark.parametrize("rows, quick", [(3, True), (100_000, False)])
+def test_programs_of_few_rows_are_compiled_quickly(rows, quick):
+    model = fw.Model(lambda q: -0.5 * q**2, lambda q: q * np.zeros(rows), 0.0, rows)
+    program, _ = batch_program(model, "rows", lambda q: (model.flat_log_likelihood(q),))
+    assert program._quick is quick

@@ -29,6 +29,10 @@ _CACHE_VALUES = 2**18
 # Matrices that the gradient of a factorisation holds at once. Four gradients with a factor of 133
 # rows take 0.66 ms each side by side, 25 take 1.1 and 100 take 1.7.
 _MATRICES = 4
+# Rows up to which programs that evaluate a model at many points are compiled quickly: integrals of
+# 150 rows take less time than compiling does, those of 12,573 rows would take 1.5 times theirs
+# (bench/compiling.py).
+FEW_ROWS = 2000
 
 
 class Rows(Protocol):
@@ -338,6 +342,11 @@ def probabilities_at(
     yield from in_batches(*batch_program(model, f"probabilities {classes}", probabilities), flat)
 
 
+def few_rows(model: Rows) -> bool:
+    """Whether programs that evaluate a model at many points take longer to compile than to run."""
+    return model.n_obs <= FEW_ROWS
+
+
 def batch_program(
     model: Rows,
     what: str,
@@ -354,7 +363,7 @@ def batch_program(
 
     batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
     shape = np.zeros((batch, columns or model.dimension))
-    return compiled(model, what, evaluate, shape, ()), batch
+    return compiled(model, what, evaluate, shape, (), quick=few_rows(model)), batch
 
 
 def in_batches(program: Any, batch: int, flat: np.ndarray, shared: Any = ()) -> Iterator[Any]:

@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 from jaxtyping import Array, Bool, Float, Int
 
-from foldwise.models.evaluate import rows_at
+from foldwise.models.evaluate import few_rows, rows_at
 from foldwise.models.model import Model
 from foldwise.support.runtime import compiled, lanes
 from foldwise.support.words import counted
@@ -313,7 +313,8 @@ def _program(model: Model) -> tuple[Any, int]:
     wanted = min(96, _CALL_VALUES // (model.n_obs + model.dimension))
     batch = max(wanted // step, 1) * step
     shape = np.zeros((batch, model.dimension))
-    return compiled(model, "probe", changes, shape, _zeros(model)), batch
+    program = compiled(model, "probe", changes, shape, _zeros(model), quick=few_rows(model))
+    return program, batch
 
 
 # ---------------------------------------------------------------- what falls apart

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from foldwise.models.evaluate import few_rows
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.moving import Moving
@@ -56,9 +57,6 @@ _LINEAR = 1e-7
 # that a lane has room for in a call, fewer where they would give more numbers than this.
 _CACHE_VALUES, _TOGETHER = 2**16, 32
 _CALL_DRAWS, _CALL_VALUES = 256, 2**20
-# Rows up to which the program is compiled quickly: its integrals take less time than compiling it.
-# Those of 12,573 rows would take 1.5 times theirs (bench/compiling.py).
-FEW_ROWS = 2000
 
 
 class Derived(NamedTuple):
@@ -215,8 +213,8 @@ def _program(model: Model, structure: Structure, derived: Derived, bent: bool) -
     shared = (rows, rule(RULES[dimensions][0], dimensions), derived, np.int32(0), np.int32(0))
     given = (np.zeros((room, model.dimension)), np.zeros((room, 2), np.uint32))
     what = ("cells", structure.digest, bent)
-    quick = model.n_obs <= FEW_ROWS
-    return _Program(compiled(model, what, integrate, given, shared, quick=quick), chunks, together)
+    program = compiled(model, what, integrate, given, shared, quick=few_rows(model))
+    return _Program(program, chunks, together)
 
 
 class Slope(NamedTuple):
