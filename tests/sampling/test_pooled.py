@@ -65,10 +65,15 @@ def test_parameters_of_very_different_scales(seed):
     assert np.all(np.abs(fit.flat.mean(axis=0)) < 5.0 * sd / np.sqrt(fit.ess))
 
 
-def funnel():
-    """Neal's funnel in 10 dimensions: its neck needs steps that its mouth does not."""
+def funnel(turned=False):
+    """Neal's funnel in 10 dimensions: its neck needs steps that its mouth does not.
+
+    Where it is turned, all coordinates hang together.
+    """
+    axes = np.linalg.qr(np.random.default_rng(1).normal(size=(10, 10)))[0]
 
     def log_prior(x):
+        x = axes @ x if turned else x
         return -0.5 * (x[0] / 3.0) ** 2 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 4.5 * x[0]
 
     return fw.Model(log_prior, lambda x: 0.0 * x[:3], np.zeros(10), 3, name="funnel")
@@ -87,11 +92,19 @@ def two_modes(dimension=16):
     return fw.Model(log_prior, lambda x: 0.0 * x[0] * np.ones(3), init, 3, name="two modes")
 
 
-@pytest.mark.parametrize("build", [funnel, two_modes])
-def test_where_they_fail_nuts_is_next(build):
-    with pytest.warns(FitWarning, match=f"full-data fit of {build().name}"):
-        _, by_nuts = made(build(), 1)
+@pytest.mark.parametrize("model", [funnel(turned=True), two_modes()], ids=lambda m: m.name)
+def test_where_they_fail_nuts_is_next(model):
+    with pytest.warns(FitWarning, match=f"full-data fit of {model.name}"):
+        _, by_nuts = made(model, 1)
     assert by_nuts
+
+
+def test_a_funnel_is_drawn_in_layers(seed):
+    fit, by_nuts = made(funnel(), seed)
+    width = fit.flat[:, 0]
+    assert not by_nuts and fit.settled
+    assert abs(width.mean()) < 4 * 3.0 / np.sqrt(fit.ess[0])
+    assert abs(width.std() - 3.0) < 4 * 3.0 / np.sqrt(2 * fit.ess[0])
 
 
 def test_a_few_parameters_with_two_modes_get_a_mixture(seed):
