@@ -27,9 +27,8 @@ from foldwise.models.model import Model
 from foldwise.sampling.globals import MOST_GLOBALS, Marginal
 from foldwise.sampling.layers import MOST_APART, Layered, Layers, layered
 from foldwise.sampling.proposals import Mixture, climb, fitted, learned, many_parts, share_of
-from foldwise.scores.cells import log_integrals
+from foldwise.scores.cells import priors_bent
 from foldwise.scores.importance import Importance, by_importance
-from foldwise.scores.nodes import RULES, rule
 from foldwise.scores.weighing import FullSample, Scored
 from foldwise.support.keeping import Finished
 from foldwise.support.progress import Progress
@@ -63,7 +62,9 @@ def with_refits(
     if not len(rest) or len(found.structure.globals) > MOST_APART:
         return found
     rng = generator(seed, Stream.GLOBALS, 1)
-    full = Marginal(model, found.structure, found.draws.positions, bent=_bent(model, found))
+    draws = found.draws.positions
+    bent = priors_bent(model, found.structure, draws[::100])
+    full = Marginal(model, found.structure, draws, bent=bent)
     around = _around_draws(full, rng)
     if around is None:
         return found
@@ -114,17 +115,6 @@ class _Refit(NamedTuple):
 
     found: Importance
     variance: dict[str, float]
-
-
-def _bent(model: Model, found: Importance) -> bool:
-    """Whether the conditional prior of some cell is not normal."""
-    structure = found.structure
-    if not len(structure):
-        return False
-    size, some = int(structure.sizes.max()), found.draws.positions[::100]
-    keep = np.ones(model.n_obs, bool)
-    nodes = rule(RULES[size][0], size)
-    return bool(log_integrals(model, structure, some, keep, nodes).bent.any())
 
 
 def _around_draws(full: Marginal, rng: np.random.Generator) -> Proposals | None:
