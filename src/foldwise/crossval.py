@@ -355,10 +355,12 @@ def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, d
 
 def _refits(task: Task, found: Importance, seconds: dict[str, float], bar: Progress) -> Importance:
     """``found`` with folds that weights cannot serve refitted, where few parameters are shared."""
-    began, finished = time.perf_counter(), Finished(keeper(), "refit")
-    refits = partial(with_refits, task.model, task.folds, found, task.settings.seed, bar, finished)
-    found = keeper().made("refits", refits)
-    finished.forget()
+    began, keeps = time.perf_counter(), keeper()
+    stages = [Finished(keeps, "refit"), Finished(keeps, "refit-in-layers")]
+    refits = partial(with_refits, task.model, task.folds, found, task.settings.seed, bar, stages)
+    found = keeps.made("refits", refits)
+    for finished in stages:
+        finished.forget()
     seconds["refits"] = time.perf_counter() - began
     return found
 

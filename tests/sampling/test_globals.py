@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy
+from effects import Effects, Group
 from hard import EightSchools, common_mean
 from problems import FarScale, LinearProblem, far_groups
 
@@ -79,6 +80,34 @@ def test_draws_of_a_funnel_are_those_of_a_grid():
     assert (np.abs(draws.mean(axis=0) - mean) < 4 * error).all()
     # log tau has a long tail: the error of its sd is larger than that of a normal variable
     assert (np.abs(draws.std(axis=0) / sd - 1) < 4 * np.sqrt(2 / ess)).all()
+
+
+def test_effects_with_heavy_tails_are_integrated_out_of_the_fit():
+    """Against a grid over log tau, mu and the effects of four groups, one of them far away."""
+    of = Effects([Group(1, "normal", "Student-t", rows=3) for _ in range(4)])
+    of.y[0] += 4.0
+    axes = np.linspace(-4.0, 4.0, 41), np.linspace(-4.0, 4.0, 41)
+    log_tau, mu = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
+    z = np.sinh(np.linspace(-8.0, 8.0, 1601))
+    width = np.log(np.cosh(np.arcsinh(z)) * 0.01) - 2.5 * np.log1p(z**2 / 4.0)
+    value = -0.5 * (log_tau**2 + mu**2)
+    for y in of.y:
+        eta = mu[:, None] + np.exp(log_tau)[:, None] * z
+        rows = sum(-0.5 * ((one - eta) / 0.7) ** 2 for one in y)
+        value += scipy.special.logsumexp(rows + width, axis=1)
+    model = of.model
+    marginal = Marginal(model, find_cells(model, model.probes()), model.probes(), bent=True)
+    marginal.nodes = 45
+    some = np.flatnonzero(value > value.max() - 12.0)[::10]
+    found = marginal(np.column_stack([log_tau, mu])[some])
+    np.testing.assert_allclose(np.ptp(found - value[some]), 0.0, atol=1e-4)
+    fit = full_data_fit(model, 3, QUIET, marginal=True)
+    assert not fit.problems() and (fit.sampled == [0, 1]).all()
+    weight = scipy.special.softmax(value)
+    for k, exact in enumerate((log_tau, mu)):
+        mean = weight @ exact
+        sd = np.sqrt(weight @ (exact - mean) ** 2)
+        assert abs(fit.flat[:, k].mean() - mean) < 4 * sd / np.sqrt(fit.ess[k])
 
 
 def test_where_the_globals_are_not_sampled_alone():

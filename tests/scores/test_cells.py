@@ -154,6 +154,22 @@ def test_priors_that_are_not_normal():
     assert not settled[[g.prior in ("two peaks", "Laplace") for g in groups]].any()
 
 
+def test_modes_of_heavy_tails_are_found_from_far_away():
+    """Of a t density alone: steps over the top to the other tail, where it is flat, go nowhere."""
+    of = Effects([Group(prior="Student-t") for _ in range(5)])
+    rng, draws = np.random.default_rng(3), of.draws(100)
+    z = rng.uniform(-40.0, 40.0, size=(100, 5)) * rng.uniform(size=(100, 1))
+    draws[:, 2:] = z * np.exp(draws[:, :1])
+    none = np.zeros(len(of.group), bool)
+    found = log_integrals(of.model, of.structure, draws, none, rule(137, 1), bent=True)
+    assert not found.failed.any()
+    # integral of (1 + z^2 / 4)^(-5/2), relative to the density of the draw
+    whole = 0.5 * np.log(4 * np.pi) - scipy.special.gammaln(2.5)
+    group = [of.group_of(cell) for cell in range(5)]
+    exact = whole + draws[:, 0] + 2.5 * np.log1p(z[:, group].T ** 2 / 4.0)
+    np.testing.assert_allclose(found.own, exact, rtol=0, atol=1e-4)
+
+
 def test_rough_densities():
     kinds = ("Laplace", "exponential", "Poisson")
     of = Effects([Group(1, kind, rows=rows) for kind in kinds for rows in (2, 4, 6)])

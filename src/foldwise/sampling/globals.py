@@ -25,7 +25,13 @@ from foldwise.sampling.layers import MOST_APART, Layered, climbed
 from foldwise.sampling.pooled import Draws
 from foldwise.sampling.proposals import Mixture, Proposal, climb, fitted
 from foldwise.sampling.starts import near_init, normal_range, spread_out
-from foldwise.scores.cells import NORMAL_STEPS, STEPS, conditional_draws, log_integrals
+from foldwise.scores.cells import (
+    NORMAL_STEPS,
+    STEPS,
+    conditional_draws,
+    log_integrals,
+    priors_bent,
+)
 from foldwise.scores.nodes import FEW, RULES, rule
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
@@ -60,13 +66,15 @@ def draw_globals(
     if not len(structure) or not 0 < len(structure.globals) <= MOST_APART:
         return None
     bar.start(f"full-data fit{model.label}")
-    marginal = Marginal(model, structure, model.probes()[:1])
+    probes = model.probes()
+    marginal = Marginal(model, structure, probes[:1], bent=priors_bent(model, structure, probes))
     found = _drawn(marginal, _starts(marginal, seed), seed, draws, chains, longer)
     if found is None:
         return None
     # a rule of one node, which agrees with the next, is right where conditionals are normal
     steps = NORMAL_STEPS if marginal.nodes == 1 else STEPS
-    drawn, failed = conditional_draws(model, structure, marginal.placed(found), seed, steps)
+    placed = marginal.placed(found)
+    drawn, failed = conditional_draws(model, structure, placed, seed, steps, marginal.bent)
     # what was found at the starting point must hold at the draws, or other parameters are coupled
     if failed.any() or find_cells(model, drawn).digest != structure.digest:
         return None
@@ -103,7 +111,9 @@ def _prior_range(
     From values of log p(g), which rounding leaves with eps |log p(g)|, at steps to either side.
     """
     none = np.zeros(marginal.model.n_obs, bool)
-    prior = Marginal(marginal.model, marginal.structure, marginal.reference, none)
+    prior = Marginal(
+        marginal.model, marginal.structure, marginal.reference, none, bent=marginal.bent
+    )
     step = _PRIOR_STEP * (1.0 + np.abs(init))
     values = prior(np.concatenate([init[None], init - np.diag(step), init + np.diag(step)]))
     here, (before, after) = values[0], np.split(values[1:], 2)

@@ -20,16 +20,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from foldwise.folds.folds import Folds
 from foldwise.models.model import Model
 from foldwise.sampling.globals import MOST_GLOBALS, Marginal
 from foldwise.sampling.layers import MOST_APART, Layered, Layers, layered
 from foldwise.sampling.proposals import Mixture, climb, fitted, learned, many_parts, share_of
-from foldwise.scores.cells import log_integrals
+from foldwise.scores.cells import priors_bent
 from foldwise.scores.importance import Importance, by_importance
-from foldwise.scores.nodes import RULES, rule
 from foldwise.scores.weighing import FullSample, Scored
 from foldwise.support.keeping import Finished
 from foldwise.support.progress import Progress
@@ -53,27 +52,45 @@ _MOST_TOGETHER = 16
 
 
 def with_refits(
-    model: Model, folds: Folds, found: Importance, seed: int, bar: Progress, finished: Finished
+    model: Model,
+    folds: Folds,
+    found: Importance,
+    seed: int,
+    bar: Progress,
+    stages: Sequence[Finished],
 ) -> Importance:
     """Scores of folds whose weights cannot be relied on, by draws of their own, where they can.
 
-    ``finished`` keeps those that are done.
+    By mixtures, and where these fail, as they may do for a fold although they fit the full data, in
+    layers; ``stages`` keep the folds that are done, of either kind.
     """
-    rest = np.flatnonzero(~found.used & ~found.cut_off & ~found.unsettled)
-    if not len(rest) or len(found.structure.globals) > MOST_APART:
+    if not _in_need(found).size or len(found.structure.globals) > MOST_APART:
         return found
     rng = generator(seed, Stream.GLOBALS, 1)
-    full = Marginal(model, found.structure, found.draws.positions, bent=_bent(model, found))
-    around = _around_draws(full, rng)
-    if around is None:
-        return found
+    draws = found.draws.positions
+    bent = priors_bent(model, found.structure, draws[::100])
+    full = Marginal(model, found.structure, draws, bent=bent)
+    for proposals, finished in zip((_around_draws, _layers_of_draws), stages, strict=True):
+        around = proposals(full, rng) if _in_need(found).size else None
+        if around is not None:
+            shared = _Shared(full, around, folds, tuple(found.folds), seed)
+            found = _with_draws_of_their_own(found, shared, bar, finished)
+    return found
+
+
+def _in_need(found: Importance) -> Int[np.ndarray, " fold"]:
+    """Folds that are not scored and might be by draws of their own."""
+    return np.flatnonzero(~found.used & ~found.cut_off & ~found.unsettled)
+
+
+def _with_draws_of_their_own(
+    found: Importance, shared: _Shared, bar: Progress, finished: Finished
+) -> Importance:
+    """``found`` with the scores of all folds that can be refitted with these proposals."""
+    rest = _in_need(found)
     bar.start("refits where weights are uneven", len(rest))
     job = Job(
-        _refit,
-        _Shared(full, around, folds, tuple(found.folds), seed),
-        lambda some: some,
-        halved,
-        lambda some: f"refits of {len(some)} folds",
+        _refit, shared, lambda some: some, halved, lambda some: f"refits of {len(some)} folds"
     )
     refitted: dict[int, _Refit] = {}
     for some, new in in_turn(job, rest, _cut, finished):
@@ -81,7 +98,7 @@ def with_refits(
         bar.advance(len(some))
     for fold in rest.tolist():  # in this order, whoever came first
         if refitted.get(fold) is not None:
-            found = _replaced(found, folds, fold, refitted[fold])
+            found = _replaced(found, shared.folds, fold, refitted[fold])
     return found
 
 
@@ -116,37 +133,26 @@ class _Refit(NamedTuple):
     variance: dict[str, float]
 
 
-def _bent(model: Model, found: Importance) -> bool:
-    """Whether the conditional prior of some cell is not normal."""
-    structure = found.structure
-    if not len(structure):
-        return False
-    size, some = int(structure.sizes.max()), found.draws.positions[::100]
-    keep = np.ones(model.n_obs, bool)
-    nodes = rule(RULES[size][0], size)
-    return bool(log_integrals(model, structure, some, keep, nodes).bent.any())
+def _around_draws(full: Marginal, rng: np.random.Generator) -> Mixture | None:
+    """A mixture with the moments of the full-data draws, or with many parts; None if none fits.
 
-
-def _around_draws(full: Marginal, rng: np.random.Generator) -> Proposals | None:
-    """A mixture with the moments of the full-data draws, or with many parts, or of layers.
-
-    None if none fits. Also chooses the rule of the integrals.
+    Also chooses the rule of the integrals.
     """
     points = full.reference[:, full.structure.globals]
-    if points.shape[1] <= MOST_GLOBALS:
-        weight = np.full(len(points), 1.0 / len(points))
-        for mixture in (learned(points, weight), many_parts(points, weight, rng)):
-            if mixture is None or not full.settle(mixture, rng):
-                return None
-            if _fits(full, mixture, rng) >= _GOOD:
-                return mixture
-    return _layers_of_draws(full, points, rng)
+    if points.shape[1] > MOST_GLOBALS:
+        return None
+    weight = np.full(len(points), 1.0 / len(points))
+    for mixture in (learned(points, weight), many_parts(points, weight, rng)):
+        if mixture is None or not full.settle(mixture, rng):
+            return None
+        if _fits(full, mixture, rng) >= _GOOD:
+            return mixture
+    return None
 
 
-def _layers_of_draws(
-    full: Marginal, points: Float[np.ndarray, "draw g"], rng: np.random.Generator
-) -> Layered | None:
-    """Layers, with a mixture of tops that has the moments of draws to begin with."""
+def _layers_of_draws(full: Marginal, rng: np.random.Generator) -> Layered | None:
+    """Layers, with a mixture of tops that has the moments of draws to begin with; the same."""
+    points = full.reference[:, full.structure.globals]
     layers = Layers.found(full, rng.permutation(points))
     if layers is None:
         return None

@@ -112,6 +112,17 @@ def log_integrals(
     return Integrals(*(np.concatenate(parts).T for parts in zip(*found, strict=True)))
 
 
+def priors_bent(
+    model: Model, structure: Structure, positions: Float[np.ndarray, "position d"]
+) -> bool:
+    """Whether the conditional prior of some cell is not normal, as seen from these positions."""
+    if not len(structure):
+        return False
+    every = np.ones(model.n_obs, bool)
+    found = log_integrals(model, structure, positions, every, _no_nodes(structure))
+    return bool(found.bent.any())
+
+
 def begin_to_compile(model: Model, structure: Structure) -> None:
     """Let the program of sets with nodes of their own, and of coordinates, compile meanwhile."""
     if len(structure):
@@ -124,6 +135,7 @@ def conditional_draws(
     draws: Float[np.ndarray, "draw d"],
     seed: int,
     steps: int = STEPS,
+    bent: bool = False,
 ) -> tuple[Float[np.ndarray, "draw d"], Bool[np.ndarray, " draw"]]:
     """``draws`` with the coordinates of cells drawn given the globals, and where that has failed.
 
@@ -131,9 +143,9 @@ def conditional_draws(
     mode with its curvature. Where the ratio of the two densities is at most M times its mean, what
     is left of the first of n steps is (1 - 1/M)^n: under 1 % after ``STEPS`` with M = 3. For
     normal conditionals M is 1.13, 1.24 and 1.35 in one to three dimensions, and ``NORMAL_STEPS``
-    leave 0.1 % at most.
+    leave 0.1 % at most. ``bent`` says that the conditional prior is not normal.
     """
-    program = _program(model, structure, NOTHING, bent=False)
+    program = _program(model, structure, NOTHING, bent)
     keys = words(seed, Stream.CELLS, count=2 * len(draws)).reshape(-1, 2)
     shared = (np.ones(model.n_obs, bool), _no_nodes(structure), NOTHING, np.int32(steps))
     drawn, failed = [], []
@@ -440,8 +452,10 @@ class Cells:
         """Mode of every cell's integrand by Newton steps, the factor of its curvature there.
 
         And where it was found, and the slope of the prior there. A step is taken where the slope
-        along it at its end is no steeper downhill than it was uphill at its beginning, so that the
-        density has not fallen; else a third of it is tried.
+        along it at its end is no steeper downhill than it was uphill at its beginning, so that a
+        concave log density has not fallen; else a third of it is tried. Over the top to where the
+        log density is not concave, as in the tails of a t density, no step is taken, and every step
+        from there to where it is.
         """
 
         def at(u: Array) -> tuple[Array, Factor, Array, Slope]:
@@ -457,7 +471,10 @@ class Cells:
             step, uphill = step_from(here)
             end = u + share[:, None] * step
             there = at(end)
-            good = (there[0] * step).sum(axis=1) >= -jnp.maximum(uphill, _NEWTON_DONE)
+            slope = (there[0] * step).sum(axis=1)
+            good = slope >= -jnp.maximum(uphill, _NEWTON_DONE)
+            # heavy tails are flat: the slope there does not tell that the density has fallen
+            good = (good & ((slope >= 0.0) | there[2])) | (there[2] & ~here[2])
             # a draw whose cells are all done stays, so that it does not matter which are beside it
             good &= ~(uphill <= _NEWTON_DONE).all(axis=0)
             good |= count == 0
@@ -499,11 +516,15 @@ class Cells:
 
         drawn, start = q, self.take(q)
         if self.bent:
-            unknown, height = jnp.full(mode[:, 0].shape, jnp.nan), self.prior(q)[0]
+            unknown, to_mode = (
+                jnp.full(mode[:, 0].shape, jnp.nan),
+                self._way(q, start, mode, _EVEN),
+            )
+            # of all cells together the change up to their modes is known: what long ways lose does
+            # not count in the density of the globals
+            height = self.prior(self.place(q, mode))[0] - to_mode.sum(axis=0)
             steps = _Prior(
-                lambda u: (
-                    self._way(q, start, mode, _EVEN) + self._way(q, mode, u, _FINE_FIRST) + extra(u)
-                ),
+                lambda u: to_mode + self._way(q, mode, u, _FINE_FIRST) + extra(u),
                 lambda u, v: self._line(q, u, v) + extra(v) - extra(u),
             )
             return q, height, steps, unknown, unknown > 0
