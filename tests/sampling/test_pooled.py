@@ -65,11 +65,15 @@ def test_parameters_of_very_different_scales(seed):
     assert np.all(np.abs(fit.flat.mean(axis=0)) < 5.0 * sd / np.sqrt(fit.ess))
 
 
-def funnel():
-    """Neal's funnel in 10 dimensions: its neck needs steps that its mouth does not."""
+def funnel(tied=0.7):
+    """Neal's funnel in 10 dimensions: its neck needs steps that its mouth does not.
+
+    Each coordinate is tied to the one before, so that they do not fall apart given the first.
+    """
 
     def log_prior(x):
-        return -0.5 * (x[0] / 3.0) ** 2 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 4.5 * x[0]
+        rest = x[1:] - tied * jnp.append(0.0, x[1:-1])
+        return -0.5 * (x[0] / 3.0) ** 2 - 0.5 * jnp.sum(rest**2) * jnp.exp(-x[0]) - 4.5 * x[0]
 
     return fw.Model(log_prior, lambda x: 0.0 * x[:3], np.zeros(10), 3, name="funnel")
 
@@ -92,6 +96,13 @@ def test_where_they_fail_nuts_is_next(build):
     with pytest.warns(FitWarning, match=f"full-data fit of {build().name}"):
         _, by_nuts = made(build(), 1)
     assert by_nuts
+
+
+def test_a_funnel_that_falls_apart_is_proposed_in_layers(seed):
+    fit, by_nuts = made(funnel(tied=0.0), seed)
+    assert not by_nuts and fit.settled
+    top, error = fit.flat[:, 0], 3.0 / np.sqrt(fit.ess.min())
+    assert abs(top.mean()) < 4 * error and abs(top.std() - 3.0) < 4 * error
 
 
 def test_a_few_parameters_with_two_modes_get_a_mixture(seed):
