@@ -270,8 +270,10 @@ class Values:
                 self.unsettled[step.columns] |= wrong[step.cells]
                 self.unsettled[step.empty_columns] |= wrong[step.empty_cells]
                 self.unsettled[step.derived_columns] |= wrong[step.derived.cell[step.used]]
-            rows = [rows.T for _, rows in rows_at(self.model, part)]
-            values[self.count :] = np.concatenate(rows, axis=1)
+            done = 0
+            for _, rows in rows_at(self.model, part):
+                values[self.count :, done : done + len(rows)] = rows.T
+                done += len(rows)
             yield slice(first, first + len(part)), values
 
     def _integrals(self, draws: np.ndarray, step: _Pass, size: int) -> Integrals:
