@@ -172,7 +172,6 @@ def test_without_cells_it_is_pareto_smoothed_importance_sampling():
     # theirs differ by how the tail of the weights is smoothed alone
     gap = (plain_value - theirs.elpd_i.values) / np.sqrt(found.folds["log"].variance)
     assert np.abs(gap).max() < 0.3
-    assert gap.mean() < 0
     np.testing.assert_allclose(
         found.folds["log"].variance, (above - weight).var(axis=1, ddof=1) / DRAWS, atol=1e-12
     )
