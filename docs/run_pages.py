@@ -15,6 +15,8 @@ import argparse
 import contextlib
 import io
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,13 +104,14 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare, do not write")
     parser.add_argument("pages", nargs="*", type=Path, help="pages; all by default")
     arguments = parser.parse_args()
-    wrong = []
-    for page in [page.resolve() for page in arguments.pages] or pages():
-        if arguments.check:
-            wrong += check(page)
-        else:
-            write(page)
-    if wrong:
+    chosen = [page.resolve() for page in arguments.pages] or pages()
+    if len(chosen) > 1:  # each by itself: what a page sets in JAX would change the next one's draws
+        flags = ["--check"] if arguments.check else []
+        command = [sys.executable, __file__, *flags]
+        sys.exit(max(subprocess.run([*command, page]).returncode for page in chosen))
+    if not arguments.check:
+        write(chosen[0])
+    elif wrong := check(chosen[0]):
         parser.exit(1, "\n\n".join(wrong) + "\n")
 
 
