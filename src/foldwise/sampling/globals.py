@@ -23,7 +23,7 @@ from foldwise.models.model import Model
 from foldwise.models.structure import Structure, find_cells, without_cells
 from foldwise.sampling.layers import MOST_APART, Layered, climbed
 from foldwise.sampling.pooled import Draws
-from foldwise.sampling.proposals import Mixture, Proposal, climb, fitted
+from foldwise.sampling.proposals import Mixture, Proposal, by_differences, climb, fitted
 from foldwise.sampling.starts import near_init, normal_range, spread_out
 from foldwise.scores.cells import (
     NORMAL_STEPS,
@@ -222,16 +222,7 @@ class Marginal:
         self, points: Float[np.ndarray, "point g"]
     ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, "point g"]]:
         """Log densities and their gradients, by central differences, in one call."""
-        count, g = points.shape
-        step = 1e-4 * (1.0 + np.abs(points))
-        moved = step[:, None] * np.eye(g)
-        around = np.concatenate(
-            [points[:, None], points[:, None] - moved, points[:, None] + moved], 1
-        )
-        values = self(around.reshape(-1, g)).reshape(count, 2 * g + 1)
-        with np.errstate(invalid="ignore"):
-            slope = (values[:, g + 1 :] - values[:, 1 : g + 1]) / (2.0 * step)
-        return values[:, 0], np.where(np.isfinite(slope), slope, 0.0)
+        return by_differences(self, points, 1e-4)
 
     def settle(self, around: Proposal, rng: np.random.Generator) -> bool:
         """Choose the smallest rule that agrees with the next at some points; whether one does."""

@@ -22,7 +22,14 @@ import scipy
 from jaxtyping import Float, Int
 
 from foldwise.models.structure import MOST_COORDINATES, taken_apart
-from foldwise.sampling.proposals import LogDensity, Mixture, climb, fitted, share_of
+from foldwise.sampling.proposals import (
+    LogDensity,
+    Mixture,
+    by_differences,
+    climb,
+    fitted,
+    share_of,
+)
 
 # Of the globals, at most this many are taken apart, and at most this many of them are the top.
 MOST_APART, MOST_TOP = 60, 15
@@ -95,14 +102,7 @@ class Layers:
         self, points: Float[np.ndarray, "point top"]
     ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, "point top"]]:
         """Its values and gradients, by central differences."""
-        count, t = points.shape
-        step = 1e-3 * (1.0 + np.abs(points))
-        moved = step[:, None] * np.eye(t)
-        around = [points[:, None], points[:, None] - moved, points[:, None] + moved]
-        values = self(np.concatenate(around, 1).reshape(-1, t)).reshape(count, 2 * t + 1)
-        with np.errstate(invalid="ignore"):
-            slope = (values[:, t + 1 :] - values[:, 1 : t + 1]) / (2.0 * step)
-        return values[:, 0], np.where(np.isfinite(slope), slope, 0.0)
+        return by_differences(self, points, 1e-3)
 
     def at(self, tops: Float[np.ndarray, "point top"]) -> Pieces:
         """Modes of the pieces by Newton steps of all side by side."""

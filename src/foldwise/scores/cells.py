@@ -516,10 +516,8 @@ class Cells:
 
         drawn, start = q, self.take(q)
         if self.bent:
-            unknown, to_mode = (
-                jnp.full(mode[:, 0].shape, jnp.nan),
-                self._way(q, start, mode, _EVEN),
-            )
+            unknown = jnp.full(mode[:, 0].shape, jnp.nan)
+            to_mode = self._way(q, start, mode, _EVEN)
             # of all cells together the change up to their modes is known: what long ways lose does
             # not count in the density of the globals
             height = self.prior(self.place(q, mode))[0] - to_mode.sum(axis=0)
