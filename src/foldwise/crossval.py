@@ -17,7 +17,7 @@ from foldwise.folds.folds import Folds
 from foldwise.models.evaluate import gradients_program, rows_program
 from foldwise.models.family import ModelFamily
 from foldwise.models.model import Model
-from foldwise.models.structure import find_cells, without_cells
+from foldwise.models.structure import cells_at_start, find_cells, without_cells
 from foldwise.results.checkpoints import identity_of, opened, seed_kept
 from foldwise.results.result import CVResult, warn_of_flags
 from foldwise.results.summary import summarise
@@ -51,7 +51,7 @@ from foldwise.support.checks import check_count, check_name, resolve_seed
 from foldwise.support.keeping import Finished, keeper
 from foldwise.support.memory import limit_of, limited
 from foldwise.support.progress import Progress
-from foldwise.support.runtime import import_meanwhile, usual_errors
+from foldwise.support.runtime import import_for_tables, usual_errors
 from foldwise.support.workers import working
 
 METHODS = ("auto", "importance", "mcmc")
@@ -207,8 +207,10 @@ def cross_validate(
     share = None if memory_limit is None else limit_of(memory_limit)
     work = f"cross-validation{models[0].label}" if len(models) == 1 else f"{len(models)} models"
     with working(executor, models), limited(share), kept, Progress(progress, work) as bar:
+        began = time.perf_counter()
         _begin_to_compile(models, folds, settings, weighted, alone)
-        import_meanwhile("arviz_stats.base", "xarray")
+        import_for_tables()
+        preparing = time.perf_counter() - began
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
             fits.append(_fit(candidate, fit, own_seed, bar, alone))
@@ -216,6 +218,7 @@ def cross_validate(
             Task(candidate, folds, own_fit, replace(settings, seed=own_seed), fit is None, marginal)
             for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True)
         ]
+        tasks[0] = tasks[0]._replace(preparing=preparing)
         if weighted:
             found = [_by_importance(task, goal, method == "importance", bar) for task in tasks]
         else:
@@ -239,6 +242,7 @@ def _kept(
 class Task(NamedTuple):
     """A model to cross-validate, and how; ``fitted_here`` says that its fit's time counts.
 
+    ``preparing`` are seconds in which programs were traced before the fit, which needs them first.
     ``marginal`` is what was asked for; of a model of the globals alone, ``seen`` are draws of all
     parameters and what they say of the test rows.
     """
@@ -249,12 +253,13 @@ class Task(NamedTuple):
     settings: Settings
     fitted_here: bool
     marginal: bool | None = None
+    preparing: float = 0.0
     seen: FullDraws | None = None
 
     @property
     def fit_seconds(self) -> float:
-        """Time of the fit, where it was made for this."""
-        return self.fit.seconds if self.fitted_here else 0.0
+        """Time of the fit, where it was made for this, with that of its programs."""
+        return self.preparing + self.fit.seconds if self.fitted_here else 0.0
 
 
 def _by_chains(tasks: Sequence[Task], goal: Goal, bar: Progress) -> list[CVResult]:
@@ -406,7 +411,7 @@ def _weighs(
 
 
 def _have_cells(models: Sequence[Model]) -> bool:
-    return any(len(find_cells(model, model.probes())) > 0 for model in models)
+    return any(len(cells_at_start(model)) > 0 for model in models)
 
 
 def _integrates(
@@ -557,6 +562,6 @@ def _begin_to_compile(
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
     if cells_used:
-        cells.begin_to_compile(model, find_cells(model, model.probes()))
+        cells.begin_to_compile(model, cells_at_start(model))
     else:
         gradients_program(model)

@@ -12,7 +12,7 @@ import pytest
 
 import foldwise as fw
 from foldwise.models import structure
-from foldwise.models.structure import find_cells
+from foldwise.models.structure import cells_at_start, find_cells
 
 GROUPS, ROWS = 8, 4
 GROUP = np.repeat(np.arange(GROUPS), ROWS)
@@ -407,3 +407,10 @@ def test_thousands_of_groups_take_seconds():
     assert time.perf_counter() - began < 20.0
     assert len(found) == 3000
     assert (np.bincount(found.row_cell) == 5).all()
+
+
+def test_what_is_found_at_the_start_is_found_once(monkeypatch):
+    of = interleaved()
+    found = cells_at_start(of)
+    monkeypatch.setattr(structure, "find_cells", lambda *given: pytest.fail("again"))
+    assert cells_at_start(of) is found and len(found)

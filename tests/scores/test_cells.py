@@ -9,7 +9,8 @@ import scipy
 from effects import Effects, Group, columns
 
 import foldwise as fw
-from foldwise.models.structure import find_cells
+from foldwise.models.structure import find_cells, without_cells
+from foldwise.scores import cell_sets
 from foldwise.scores.cell_sets import Values, needs_of
 from foldwise.scores.cells import RULES, Derived, log_integrals, rule
 
@@ -232,3 +233,19 @@ def test_a_second_mode_that_mirrors_the_first_is_seen():
     exact = scipy.special.logsumexp(inside, axis=2) + np.log(grid[1] - grid[0])
     settled = ~values.unsettled[:4]
     np.testing.assert_allclose(found[settled], exact[settled], rtol=0, atol=1e-3)
+
+
+def test_row_densities_are_evaluated_only_where_somebody_needs_them(monkeypatch):
+    of, asked = normal((1, 2, 3, 2, 1)), []
+    monkeypatch.setattr(cell_sets, "rows_at", lambda *given: asked.append(given) or iter(()))
+    draws, folds = of.draws(), folds_of(of)
+    values = Values(of.model, of.structure, needs_of(of.structure, folds, True), draws)
+    list(values.at(draws, rows=False))
+    assert not asked  # all rows are of cells
+    list(values.at(draws))
+    assert asked
+    asked.clear()
+    apart = without_cells(of.model)
+    values = Values(of.model, apart, needs_of(apart, folds, True), draws)
+    list(values.at(draws, rows=False))
+    assert asked

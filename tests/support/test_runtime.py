@@ -1,5 +1,6 @@
 """Devices, precision, the compilation cache, and programs that run on all lanes."""
 
+import gc
 import time
 from pathlib import Path
 from threading import Barrier, Thread
@@ -130,3 +131,21 @@ def test_programs_are_compiled_quickly_where_the_options_are_known(monkeypatch):
     monkeypatch.setattr(runtime, "_QUICK", {"unknown": True})
     runtime._compiled(Lowered(), quick=True)
     assert asked[2:] == [{"unknown": True}, None]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_a_program_is_traced(enabled):
+    seen = []
+
+    def double(x, _):
+        seen.append(gc.isenabled())
+        return 2.0 * x
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        program = compiled(SimpleNamespace(), "double", double, np.zeros(2 * lanes()), ())
+        assert gc.isenabled() is enabled and not any(seen) and seen
+    finally:
+        (gc.enable if before else gc.disable)()
+    np.testing.assert_array_equal(program(np.ones(2 * lanes()), ()), 2.0)

@@ -353,7 +353,7 @@ def batch_program(
     function: Callable[[Array], tuple[Array, ...]],
     columns: int | None = None,
 ) -> tuple[Any, int]:
-    """``function`` at flat positions, in batches of about 32 MB of row values a lane.
+    """``function`` at flat positions, in batches of at most 16 MB of row values a lane.
 
     ``columns`` numbers describe a point; None: its position alone.
     """
@@ -361,7 +361,7 @@ def batch_program(
     def evaluate(draws: Array, _: tuple[()]) -> tuple[Array, ...]:
         return jax.lax.map(function, draws, batch_size=8)
 
-    batch = max(1, min(256, 2**22 // model.n_obs)) * lanes()
+    batch = max(1, min(256, 2**21 // model.n_obs)) * lanes()
     shape = np.zeros((batch, columns or model.dimension))
     return compiled(model, what, evaluate, shape, (), quick=few_rows(model)), batch
 

@@ -139,6 +139,14 @@ def find_cells(model: Model, positions: Float[np.ndarray, "draw d"]) -> Structur
     return found
 
 
+def cells_at_start(model: Model) -> Structure:
+    """Those that are found before there are draws, at the starting point; kept with the model."""
+    kept = vars(model)
+    if "_cells_at_start" not in kept:
+        kept["_cells_at_start"] = find_cells(model, model.probes())
+    return kept["_cells_at_start"]
+
+
 def without_cells(model: Model) -> Structure:
     """The structure in which nothing is integrated out."""
     return _nothing(model.n_obs, _names(model))

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from foldwise.models.evaluate import gradients
 from foldwise.models.model import Model
+from foldwise.models.structure import cells_at_start
 from foldwise.sampling.fit import (
     ESS_LIMIT,
     HOPELESS_RHAT,
@@ -27,10 +28,11 @@ from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
 from foldwise.sampling.pooled import Draws, draw_pooled, suits
 from foldwise.sampling.starts import far_apart, lost_chains, starting_points
+from foldwise.scores.cells import begin_to_compile
 from foldwise.scores.diagnostics import by_parameter
 from foldwise.support.checks import check_count, outside, resolve_seed
 from foldwise.support.progress import Progress
-from foldwise.support.runtime import import_meanwhile, usual_errors
+from foldwise.support.runtime import import_for_tables, usual_errors
 
 # Times the draws asked for that a fit goes on for by itself, a power of 2.
 LONGEST = 8
@@ -96,8 +98,10 @@ def fit(
     with Progress(progress, f"full-data fit{model.label}") as bar:
         model.check_shapes()
         model.check_values()
-        import_meanwhile("arviz_stats.base", "xarray")
         began = time.perf_counter()
+        if marginal is not False:
+            begin_to_compile(model, cells_at_start(model))
+        import_for_tables()
         alone = None if marginal is False else _of_globals(model, seed, bar, draws, chains)
         if alone is not None:
             return alone

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.models.evaluate import joints_at, rows_at
 from foldwise.models.model import Model
-from foldwise.models.structure import Structure, find_cells, without_cells
+from foldwise.models.structure import Structure, cells_at_start, find_cells, without_cells
 from foldwise.sampling.layers import MOST_APART, Layered, climbed
 from foldwise.sampling.pooled import Draws
 from foldwise.sampling.proposals import Mixture, Proposal, by_differences, climb, fitted
@@ -62,7 +62,7 @@ def draw_globals(
 
     ``longer`` is how many times the usual number of Metropolis steps a draw takes.
     """
-    structure = find_cells(model, model.probes())
+    structure = cells_at_start(model)
     if not len(structure) or not 0 < len(structure.globals) <= MOST_APART:
         return None
     bar.start(f"full-data fit{model.label}")

@@ -54,12 +54,16 @@ class Evaluated(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is evaluated for some folds; without ``values``, rows depend on each other."""
+    """What is evaluated for some folds; without ``values``, rows depend on each other.
+
+    ``full`` says whether the draws are the full data's, whose own scores are wanted too.
+    """
 
     model: Model
     folds: Folds
     emit: Emit
     seed: int
+    full: bool
     values: Values | None
 
     @classmethod
@@ -71,12 +75,13 @@ class Asked:
         positions: Float[np.ndarray, "draw d"],
         emit: Emit,
         seed: int,
+        full: bool,
     ) -> Asked:
         """The integrals that the folds need, with rules that agree at some of the draws."""
         values = None
         if model.joint_log_likelihood is None:
             values = Values(model, structure, needs_of(structure, folds, emit.by_row), positions)
-        return cls(model, folds, emit, seed, values)
+        return cls(model, folds, emit, seed, full, values)
 
     @property
     def hopeless(self) -> bool:
@@ -215,12 +220,13 @@ def _of_values(asked: Asked, values: Values, positions: Float[np.ndarray, "draw 
     alike = asked.alike
     t = m if alike else np.empty_like(m)
     rows = None if needs.by_row is None else np.empty((needs.by_row.shape[0], count))
-    full_folds = np.full(len(folds), -np.inf)
+    full_folds = np.full(len(folds), -np.inf if asked.full else np.nan)
     # of no use without scores by row
-    full_rows = np.full(len(folds.test_rows), np.nan if rows is None else -np.inf)
+    by_row = asked.full and rows is not None
+    full_rows = np.full(len(folds.test_rows), -np.inf if by_row else np.nan)
     entries = (np.ones(len(folds.test_rows)), folds.test_rows, folds.test_start)
     test = scipy.sparse.csr_array(entries, (len(folds), folds.n))
-    for part, found in values.at(positions):
+    for part, found in values.at(positions, asked.full):
         density = found[values.count :]
         with np.errstate(invalid="ignore"):
             m[:, part] = _times(needs.left_out, found)
@@ -228,10 +234,10 @@ def _of_values(asked: Asked, values: Values, positions: Float[np.ndarray, "draw 
                 t[:, part] = _times(needs.tested, found)
             if rows is not None and needs.by_row is not None:
                 rows[:, part] = _times(needs.by_row, found)
-            full_folds = np.logaddexp(
-                full_folds, scipy.special.logsumexp(_times(test, density), axis=1)
-            )
-            if rows is not None:
+            if asked.full:
+                fold_sum = scipy.special.logsumexp(_times(test, density), axis=1)
+                full_folds = np.logaddexp(full_folds, fold_sum)
+            if by_row:
                 row_sum = scipy.special.logsumexp(density, axis=1)
                 full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
     by_draw = {"left_out": m} | ({} if alike else {"tested": t})

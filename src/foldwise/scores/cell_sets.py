@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import gather, owners, starts
-from foldwise.models.evaluate import rows_at
+from foldwise.models.evaluate import rows_at, rows_program
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure, exchanged
 from foldwise.scores.cells import (
@@ -255,11 +255,21 @@ class Values:
             some = np.linspace(0, len(draws) - 1, _LOOKED_AT).astype(int)
             self._settle(draws[np.unique(some)])
 
+    @property
+    def rows_needed(self) -> bool:
+        """Whether some fold needs log densities of rows: those in no cell."""
+        matrices = (self.needs.left_out, self.needs.tested, self.needs.by_row)
+        return any(m is not None and m.indices.max(initial=-1) >= self.count for m in matrices)
+
     def at(
-        self, draws: Float[np.ndarray, "draw d"]
+        self, draws: Float[np.ndarray, "draw d"], rows: bool = True
     ) -> Iterator[tuple[slice, Float[np.ndarray, "column draw"]]]:
-        """Values of all columns, for one part of the draws after the other."""
-        size = max(_VALUES // (self.count + self.model.n_obs), 64)
+        """Values of all columns, for one part of the draws after the other.
+
+        Without ``rows``, log densities of rows are there only if folds need them.
+        """
+        rows, batch = rows or self.rows_needed, rows_program(self.model)[1]
+        size = max(_VALUES // (self.count + self.model.n_obs) // batch, 1) * batch
         for first in range(0, len(draws), size):
             part = draws[first : first + size]
             values = np.empty((self.count + self.model.n_obs, len(part)))
@@ -271,9 +281,9 @@ class Values:
                 self.unsettled[step.empty_columns] |= wrong[step.empty_cells]
                 self.unsettled[step.derived_columns] |= wrong[step.derived.cell[step.used]]
             done = 0
-            for _, rows in rows_at(self.model, part):
-                values[self.count :, done : done + len(rows)] = rows.T
-                done += len(rows)
+            for _, density in rows_at(self.model, part) if rows else ():
+                values[self.count :, done : done + len(density)] = density.T
+                done += len(density)
             yield slice(first, first + len(part)), values
 
     def _integrals(self, draws: np.ndarray, step: _Pass, size: int) -> Integrals:

@@ -118,7 +118,7 @@ def by_importance(
     def scored(piece: Int[np.ndarray, " fold"], stages: list[Finished]) -> list[Importance]:
         """Records of some folds, block by block, without the draws, which all share."""
         some = folds[piece]
-        asked = Asked.of(model, structure, some, positions, emit, seed)
+        asked = Asked.of(model, structure, some, positions, emit, seed, draws.excess is None)
         if asked.hopeless and not everything:
             found = nothing_known(asked, len(positions))  # all get chains
         else:

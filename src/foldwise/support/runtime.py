@@ -11,6 +11,7 @@ already runs with one device, work is spread over threads instead, which is slow
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import sys
@@ -22,7 +23,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import jax
@@ -245,18 +246,29 @@ def _background() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="foldwise-background")
 
 
-def import_meanwhile(*names: str) -> None:
-    """Import modules while something else is going on; who needs them imports them as always.
+def import_for_tables() -> None:
+    """Import what diagnostics and tables need: best done while programs compile.
 
-    A package that is not installed is nobody's loss here.
+    In this thread, since SciPy looks at modules that another one has half imported. xarray imports
+    every kind of array that is installed, dask's too, when it makes its first variable.
     """
+    import_module("arviz_stats.base")
+    import_module("xarray").Variable((), 0.0)
 
-    def attempt(name: str) -> None:
-        with suppress(ImportError):
-            import_module(name)
 
-    for name in names:
-        Thread(target=attempt, args=(name,), daemon=True).start()
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Within this, Python does not look for cycles: tracing makes many objects, none to throw away.
+
+    A third of the time to trace the integrals of a second model was spent on that.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Waiting:
@@ -310,7 +322,7 @@ class Program:
         self.precision, self._quick = precision, quick
         self.devices = _devices()
         self.lanes = lanes()
-        with _WAITING, precision_context(precision):
+        with _WAITING, _without_collections(), precision_context(precision):
             sharded, shared = _shapes((sharded, shared))
             one_lane = _shapes(sharded, self.lanes)
             if self.devices > 1:
