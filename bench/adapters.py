@@ -13,7 +13,7 @@ handful of parameters, so that their errors go together (24 seeds of the kidiq m
 each, 1.15 over all). Needs FOLDWISE_DATA for all but the first part.
 
     FOLDWISE_DATA=... python bench/adapters.py [same] [kidiq] [dependent] [pymc]
-        [--seeds 4] [--only mixture]
+        [--seeds 10] [--only mixture]
 """
 
 import argparse
@@ -367,7 +367,7 @@ def main():
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", default=["same", "kidiq", "dependent", "pymc"])
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", default="", help="of the last two, cases that have this in them")
     given = parser.parse_args()
     chosen, several = given.parts, (given.seeds, given.only)

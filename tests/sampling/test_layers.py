@@ -117,3 +117,16 @@ def test_folds_that_no_mixture_fits_are_refitted_in_layers(monkeypatch):
     exact = problem.joint()
     assert np.abs((result.folds["elpd"] - exact) / result.folds["mcse"]).max() < 4
     assert abs(result.elpd - exact.sum()) < 4 * result.mcse
+
+
+def test_parameters_that_all_hang_together_have_no_layers_and_one_look_tells():
+    """Every pair of twenty is coupled: no second point is looked at."""
+    looked = []
+
+    class Coupled:
+        def __call__(self, points):
+            looked.append(len(points))
+            return -0.5 * (points**2).sum(axis=1) - 0.01 * points.sum(axis=1) ** 2
+
+    assert Layers.found(Coupled(), np.random.default_rng(0).normal(size=(3, 20))) is None
+    assert sum(looked) == 4 * 20 * 21 // 2

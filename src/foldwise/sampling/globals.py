@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from foldwise.models.evaluate import joints_at, rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure, cells_at_start, find_cells, without_cells
-from foldwise.sampling.layers import MOST_APART, Layered, climbed
+from foldwise.sampling.layers import MOST_APART, Layered, Layers, climbed
 from foldwise.sampling.pooled import Draws
 from foldwise.sampling.proposals import Mixture, Proposal, by_differences, climb, fitted
 from foldwise.sampling.starts import near_init, normal_range, spread_out
@@ -68,6 +68,10 @@ def draw_globals(
     bar.start(f"full-data fit{model.label}")
     probes = model.probes()
     marginal = Marginal(model, structure, probes[:1], bent=priors_bent(model, structure, probes))
+    chosen = structure.globals
+    # before starts are looked for, which takes longer
+    if len(chosen) > MOST_GLOBALS and Layers.found(marginal, probes[1:, chosen]) is None:
+        return None
     found = _drawn(marginal, _starts(marginal, seed), seed, draws, chains, longer)
     if found is None:
         return None

@@ -76,13 +76,16 @@ class Layers:
             curvature = _curvature(density, point)
             scale = np.sqrt(np.abs(np.diag(curvature))) + np.finfo(float).tiny
             coupled |= ~(np.abs(curvature) <= _COUPLED * np.outer(scale, scale))
-        parts = taken_apart(scipy.sparse.csr_array(coupled.astype(np.int32)))
+            # what hangs together at one point does so, whatever the next ones say
+            parts = taken_apart(scipy.sparse.csr_array(coupled.astype(np.int32)))
+            top = np.setdiff1d(np.arange(g), np.concatenate([*parts, np.zeros(0, int)]))
+            if len(parts) < 2 or len(top) > MOST_TOP:
+                return None
+        if not len(top):
+            return None
         pieces = np.full((len(parts), MOST_COORDINATES), -1)
         for piece, part in zip(pieces, parts, strict=True):
             piece[: len(part)] = part
-        top = np.setdiff1d(np.arange(g), pieces)
-        if len(parts) < 2 or not 0 < len(top) <= MOST_TOP:
-            return None
         return cls(density, top, pieces, points[0])
 
     @property
