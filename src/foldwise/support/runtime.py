@@ -258,10 +258,7 @@ def import_for_tables() -> None:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Within this, Python does not look for cycles: tracing makes many objects, none to throw away.
-
-    A third of the time to trace the integrals of a second model was spent on that.
-    """
+    """Within this, Python does not look for cycles: tracing makes many objects that stay."""
     enabled = gc.isenabled()
     gc.disable()
     try:
