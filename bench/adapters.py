@@ -140,7 +140,7 @@ def air_traffic(folder):
         sd = numpyro.sample("sd", dist.LogNormal(1.0, 1.0))
         numpyro.sample("y", dist.MultivariateNormal(mean, sd**2 * rho**lag), obs=y)
 
-    u, z = np.meshgrid(np.linspace(-0.3, 0.995, 40), np.linspace(-2.0, 3.0, 40))
+    u, z = np.meshgrid(np.linspace(-0.3, 0.995, 40), np.linspace(-1.5, 1.5, 60))
     grid = np.column_stack([u.ravel(), np.exp(1.0 + z.ravel())])
     exact = Normal(y, np.ones((n, 1)), np.diag([100.0]), lambda rho, sd: sd**2 * rho**lag, grid,
                    -0.5 * z.ravel() ** 2)  # fmt: skip
@@ -315,7 +315,7 @@ def series(folder):
         # PyMC's exponential kernel halves the distance
         return height**2 * np.exp(-0.5 * lag / reach) + 9.0 * np.eye(n)
 
-    one, two = np.meshgrid(np.linspace(-0.6, 0.999, 40), np.linspace(-2.0, 3.0, 40))
+    one, two = np.meshgrid(np.linspace(-0.6, 0.999, 40), np.linspace(-1.5, 1.5, 60))
     z, t = np.meshgrid(np.linspace(-5, 5, 40), np.linspace(-4.0, 4.0, 40))
     scale, single = np.exp(1 + two.ravel()), np.linspace(-2.0, 3.0, 80)
     schemes = {

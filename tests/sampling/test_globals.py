@@ -1,5 +1,7 @@
 """The globals sampled alone: their density, their draws, mixtures, and refits of folds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy
@@ -8,11 +10,15 @@ from hard import EightSchools, common_mean
 from problems import FarScale, LinearProblem, far_groups
 
 import foldwise as fw
-from foldwise.models.structure import find_cells
+from foldwise.models.structure import find_cells, without_cells
+from foldwise.sampling import refits
 from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.globals import Marginal, draw_globals
 from foldwise.sampling.proposals import Mixture, climb, fitted, share_of
 from foldwise.scores.diagnostics import by_parameter
+from foldwise.scores.importance import by_importance
+from foldwise.scores.weighing import FullSample
+from foldwise.support.keeping import Finished, Keeper
 from foldwise.support.progress import Progress
 
 QUIET = Progress(False)
@@ -181,6 +187,30 @@ def test_an_outlier_of_a_regression_is_refitted():
         table = result.score(score).folds
         assert np.abs((table["elpd"] - exact) / table["mcse"]).max() < 4
     assert (result.folds["status"] == "fine").all()
+
+
+@pytest.mark.parametrize("serve, tried", [(set(), 4), ({3}, 10)])
+def test_refits_that_serve_none_of_the_first_folds_are_given_up(monkeypatch, rng, serve, tried):
+    X, y = np.column_stack([np.ones(30), rng.normal(size=30)]), rng.normal(size=30)
+    folds = fw.k_fold(30, 10, seed=1)
+    model = LinearProblem(X, y, 1.0, np.full(2, 3.0), folds, "plain").model()
+    covariance = np.linalg.inv(X.T @ X + np.eye(2) / 9)
+    positions = rng.multivariate_normal(covariance @ X.T @ y, covariance, 400)
+    draws = FullSample(positions, 4, 10)
+    found = by_importance(model, without_cells(model), folds, draws, ("log",), False)
+    found = replace(found, used=np.zeros(10, bool))
+    asked, refitted = [], refits._refitted
+
+    def counted(full, around, fold, *rest):
+        asked.append(int(fold.index[0]))
+        return refitted(full, around, fold, *rest) if asked[-1] in serve else None
+
+    monkeypatch.setattr(refits, "_refitted", counted)
+    monkeypatch.setattr(refits, "_layers_of_draws", lambda full, rng: None)
+    stages = [Finished(Keeper(), name) for name in ("refit", "layers")]
+    found = refits.with_refits(model, folds, found, 1, QUIET, stages)
+    assert asked == list(range(tried))
+    assert set(np.flatnonzero(found.used)) == serve
 
 
 def test_saved_merged_and_extended(tmp_path):

@@ -49,6 +49,8 @@ _MOST_K, _LEAST_SHARE, _MOST_SPREAD = 0.5, 0.2, 8.0
 _EVEN_K, _EVEN_SHARE = 0.7, 0.5
 # Folds that a worker refits before it sends them back: a few seconds of work.
 _MOST_TOGETHER = 16
+# Where none of the first so many folds can be refitted, the others are not tried.
+_FIRST = 4
 
 
 def with_refits(
@@ -86,19 +88,27 @@ def _in_need(found: Importance) -> Int[np.ndarray, " fold"]:
 def _with_draws_of_their_own(
     found: Importance, shared: _Shared, bar: Progress, finished: Finished
 ) -> Importance:
-    """``found`` with the scores of all folds that can be refitted with these proposals."""
+    """``found`` with the scores of all folds that can be refitted with these proposals.
+
+    Where these serve none of the first folds, they are given up: failing takes seconds a fold.
+    """
     rest = _in_need(found)
     bar.start("refits where weights are uneven", len(rest))
     job = Job(
         _refit, shared, lambda some: some, halved, lambda some: f"refits of {len(some)} folds"
     )
-    refitted: dict[int, _Refit] = {}
-    for some, new in in_turn(job, rest, _cut, finished):
-        refitted |= dict(zip(some.tolist(), new or [], strict=False))
-        bar.advance(len(some))
+    refitted: dict[int, _Refit | None] = {}
+    for part in np.split(rest, [_FIRST]):
+        for some, new in in_turn(job, part, _cut, finished):
+            before = len(refitted)
+            refitted |= zip(some.tolist(), new or [None] * len(some), strict=True)
+            bar.advance(len(refitted) - before)
+        if not any(refitted.values()):
+            break
     for fold in rest.tolist():  # in this order, whoever came first
-        if refitted.get(fold) is not None:
-            found = _replaced(found, shared.folds, fold, refitted[fold])
+        refit = refitted.get(fold)
+        if refit is not None:
+            found = _replaced(found, shared.folds, fold, refit)
     return found
 
 
