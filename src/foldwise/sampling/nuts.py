@@ -16,28 +16,40 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from foldwise.models.evaluate import gradients, masked_log_density
 from foldwise.models.model import Model
 from foldwise.sampling.metric import DENSE_DIMENSION, correlated, gradient_metric
+from foldwise.scores.diagnostics import rhat
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import compiled, lanes, precision_context
 from foldwise.support.seeds import Stream, words
 
 _SEGMENT = 100
+_NO_DRAWS = np.zeros((0, 2), int)
 # A dense mass matrix helps correlated parameters, but BlackJAX factorises it in every iteration,
 # which costs more than it saves beyond a few parameters.
 DENSE_WINDOWS = 20
-# Doublings of NUTS's deepest tree, and those of iterations before the metric has been looked at,
-# where steps are short and trees as deep as may be: 63 leapfrog steps reach as far as need be.
-_DOUBLINGS, _EARLY_DOUBLINGS = 10, 6
+# Doublings of NUTS's deepest tree, and those of so many iterations before anything is known of a
+# metric of many parameters, where steps are short: 31 leapfrog steps reach as far as need
+# be.
+_DOUBLINGS, _EARLY_DOUBLINGS, _EARLY = 10, 5, 100
 # Iterations of warm-up after which correlations are looked for, in more than DENSE_WINDOWS
 # parameters, and by how much they must stretch the posterior for chains to go on in coordinates
 # without them: less would not make up for compiling that.
 _LOOKS, _CORRELATED = (50, 100, 200, 400), 4.0
 # An energy error that counts as a divergence, as in Stan.
 _DIVERGENCE = 1000
-# Iterations in which the step size alone is tuned, once coordinates have been changed.
-_RETUNE = 150
-# By how much the acceptance to which step sizes adapt is over 0.8: at first, and where transitions
-# diverge.
+# Iterations in which the step size alone is tuned: once coordinates have been changed, and after
+# the last window, as in Stan.
+_RETUNE, _LAST = 150, 50
+# Of a warm-up of 1,000, the window after which it may be over, and R-hat up to which chains agree
+# about it. The next and last window would have 500 iterations.
+_LATE_WINDOW, _AGREE = (250, 450), 1.1
+# By how much the acceptance to which step sizes adapt is over 0.8: at first, in coordinates without
+# correlations, and where transitions diverge. Correlations are those of the posterior's middle: in
+# its tails they are others, and steps that are long in the middle do not get there or stay for
+# long. With an acceptance of 0.89 the tail of the groups' scale beyond 3.5 sds in FarScale(6,
+# spare=14) of tests/problems.py has one effective draw in 72, with 0.96 one in 4, and the mean as
+# many a gradient.
 _CAUTION = (0.0, 0.15, 0.19)
+_CAREFUL = 1
 
 
 class _Chain(NamedTuple):
@@ -101,7 +113,9 @@ class Nuts:
         """Stan's windows; fewer iterations where the step size collapses, which is hopeless.
 
         Where correlations are seen, chains go on in coordinates without them. These are learned
-        anew at every look in the place of windows, and soon known.
+        anew at every look in the place of windows, and soon known. Else, of many parameters, whose
+        variances alone are learned, the last window is left out where chains agree in the one
+        before it and nothing diverges at its end.
         """
         from blackjax.adaptation.window_adaptation import build_schedule
 
@@ -109,20 +123,39 @@ class Nuts:
         self._compile()
         self.bar.start(title, iterations)
         table = np.array(build_schedule(iterations))
-        looks = _LOOKS if self._looks and iterations >= 2 * _LOOKS[-1] else ()
-        first, visited = 0, []
+        many = self.model.dimension > DENSE_WINDOWS and iterations >= 2 * _LOOKS[-1]
+        looks = _LOOKS if many and self._looks else ()
+        pauses = (*looks, *_LATE_WINDOW) if many else ()
+        first, found = 0, []
         while first < iterations and not (first > iterations // 2 and self.collapsed):
-            look = next((k for k in looks if k > first), iterations)
-            stop = min(first + _SEGMENT, look)
-            doublings = _EARLY_DOUBLINGS if stop in looks[:2] else _DOUBLINGS
-            visited.append(self._run(table[first:stop], True, doublings)[0])
-            if stop in looks:
-                if self._uncorrelate(np.concatenate(visited, axis=1)):
-                    table[stop:] = 0
-                    iterations = min(iterations, _LOOKS[-1] + _RETUNE)
-                    self.bar.start(title, iterations - stop)
-                visited = []
+            stop = min(first + _SEGMENT, iterations, *(k for k in pauses if k > first))
+            doublings = _EARLY_DOUBLINGS if many and stop <= _EARLY else _DOUBLINGS
+            found.append(self._run(table[first:stop], True, doublings))
             first = stop
+            if first in pauses and (end := self._end_of_windows(found, looks)):
+                table[first:] = 0
+                iterations = min(iterations, end)
+                self.bar.start(title, iterations - first)
+
+    def _end_of_windows(
+        self, found: list[tuple[np.ndarray, np.ndarray]], looks: tuple[int, ...]
+    ) -> int:
+        """How many iterations warm-up shall have, if only the step size is tuned from here on.
+
+        Else 0. ``found`` are positions of all iterations so far and which of them diverged.
+        """
+        positions, divergent = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+        here = positions.shape[1]
+        if here in looks:
+            before = max((k for k in looks if k < here), default=0)
+            return _LOOKS[-1] + _RETUNE if self._uncorrelate(positions[:, before:]) else 0
+        window = slice(*_LATE_WINDOW)
+        # steps are too long at the beginning of a window, where their size is sought anew
+        if here != window.stop or self._root or divergent[:, sum(_LATE_WINDOW) // 2 :].any():
+            return 0
+        late = positions[:, window]
+        agree = rhat(late.sum(axis=1).T, (late**2).sum(axis=1).T, late.shape[1]) <= _AGREE
+        return here + _LAST if agree.all() else 0
 
     def draw(self, count: int) -> None:
         """``count`` more draws of every chain."""
@@ -157,7 +190,7 @@ class Nuts:
             if caution == self.caution:
                 return
             self._states = self._states._replace(step_size=fresh.step_size)
-        self.caution = min(caution, len(_CAUTION) - 1)
+        self.caution = min(max(caution, self.caution), len(_CAUTION) - 1)
         self._compile()
         self.bar.start(f"tuning the full-data fit{self.model.label} anew", _RETUNE)
         for first in range(0, _RETUNE, _SEGMENT):
@@ -194,6 +227,7 @@ class Nuts:
     ) -> None:
         """Take chains to ``starts``, in coordinates in which ``covariance`` is the identity."""
         self._root = (np.linalg.cholesky(covariance),)
+        self.caution = max(self.caution, _CAREFUL)
         copies = np.resize(np.arange(self.chains), len(self._states.key))
         fresh = _first_states(self.model, starts[copies], 0, self._root)
         self._states = fresh._replace(key=self._states.key)
@@ -225,36 +259,52 @@ class Nuts:
 
     def _compile(self) -> None:
         self.bar.start(f"compiling the full-data fit{self.model.label}")
-        self._program(self._schedule(np.zeros((0, 2), int), False)).ready()
-
-    def _program(self, schedule: _Schedule) -> Any:
-        model = self.model
-
-        def segment(states: Any, schedule: Any) -> Any:
-            return _nuts_segment(model, states, schedule)
-
-        return compiled(model, "nuts", segment, self._states, schedule)
-
-    def _schedule(
-        self, table: np.ndarray, adapting: bool, doublings: int = _DOUBLINGS
-    ) -> _Schedule:
-        part = np.zeros((_SEGMENT, 2), int)
-        part[: len(table)] = table
-        numbers = np.int32(self._done), np.int32(len(table)), np.float64(_CAUTION[self.caution])
-        slow, window_end = part[:, 0] == 1, part[:, 1] == 1
-        every = np.full(_SEGMENT, adapting)
-        return _Schedule(slow, window_end, every, *numbers, np.int32(doublings), self._root)
+        _program(self.model, self._states, _schedule(root=self._root)).ready()
 
     def _run(
         self, table: np.ndarray, adapting: bool, doublings: int = _DOUBLINGS
     ) -> tuple[np.ndarray, np.ndarray]:
         """One segment: positions and which transitions diverged."""
-        schedule = self._schedule(table, adapting, doublings)
-        self._states, positions, divergent, steps = self._program(schedule)(self._states, schedule)
+        given = self._done, _CAUTION[self.caution], doublings, self._root
+        schedule = _schedule(table, adapting, *given)
+        program = _program(self.model, self._states, schedule)
+        self._states, positions, divergent, steps = program(self._states, schedule)
         self._done += len(table)
         self.gradients += int(steps[: self.chains].sum())
         self.bar.advance(len(table))
         return positions[: self.chains, : len(table)], divergent[: self.chains, : len(table)]
+
+
+def begin_to_compile(model: Model, chains: int) -> None:
+    """Let the program of so many chains compile meanwhile."""
+    from blackjax.mcmc.hmc import HMCState
+
+    count = -(-chains // lanes()) * lanes()
+    nothing = np.zeros((count, model.dimension))
+    _program(model, _begun(model, HMCState(nothing, np.zeros(count), nothing), 0), _schedule())
+
+
+def _program(model: Model, states: _Chain, schedule: _Schedule) -> Any:
+    def segment(states: Any, schedule: Any) -> Any:
+        return _nuts_segment(model, states, schedule)
+
+    return compiled(model, "nuts", segment, states, schedule)
+
+
+def _schedule(
+    table: Int[np.ndarray, "draw 2"] = _NO_DRAWS,
+    adapting: bool = False,
+    first: int = 0,
+    caution: float = 0.0,
+    doublings: int = _DOUBLINGS,
+    root: tuple[Float[np.ndarray, "d d"], ...] = (),
+) -> _Schedule:
+    """The schedule of a segment, from the part of BlackJAX's table that is of its iterations."""
+    part = np.zeros((_SEGMENT, 2), int)
+    part[: len(table)] = table
+    numbers = np.int32(first), np.int32(len(table)), np.float64(caution), np.int32(doublings)
+    every = np.full(_SEGMENT, adapting)
+    return _Schedule(part[:, 0] == 1, part[:, 1] == 1, every, *numbers, root)
 
 
 def _adaptation(model: Model) -> tuple[Any, Any]:
@@ -272,11 +322,20 @@ def _first_states(
     seed: int,
     root: tuple[Float[np.ndarray, "d d"], ...] = (),
 ) -> _Chain:
-    """Every chain at its start, from what is compiled already: JAX would compile for it."""
+    """Every chain at its start."""
     from blackjax.mcmc.hmc import HMCState
 
+    here = gradients(model, position)
+    gradient = here.gradient
+    if root:
+        position, gradient = np.linalg.solve(root[0], position.T).T, gradient @ root[0]
+    return _begun(model, HMCState(position, here.log_density, gradient), seed)
+
+
+def _begun(model: Model, state: Any, seed: int) -> _Chain:
+    """Chains that have a state and nothing else; what is compiled for it is no more than this."""
     step, mass = _adaptation(model)
-    chains = len(position)
+    chains = len(state.position)
     moves = [words(seed, Stream.FIT_CHAINS, k, count=4)[2:] for k in range(chains)]
     keys = np.stack(moves).astype(np.uint32)
     with precision_context("float64"):
@@ -284,12 +343,7 @@ def _first_states(
         typed = jax.jit(
             lambda: jax.tree.map(jnp.asarray, (step[0](1.0), mass[0](model.dimension)))
         )()
-    here = gradients(model, position)
-    gradient = here.gradient
-    if root:
-        position, gradient = np.linalg.solve(root[0], position.T).T, gradient @ root[0]
     adaptation = jax.tree.map(lambda a: np.stack([np.asarray(a)] * chains), typed)
-    state = HMCState(position, here.log_density, gradient)
     return _Chain(keys, state, *adaptation)
 
 
