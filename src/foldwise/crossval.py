@@ -213,7 +213,7 @@ def cross_validate(
         preparing = time.perf_counter() - began
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
-            fits.append(_fit(candidate, fit, own_seed, bar, alone))
+            fits.append(_fit(candidate, fit, own_seed, bar, alone, not weighted))
         tasks = [
             Task(candidate, folds, own_fit, replace(settings, seed=own_seed), fit is None, marginal)
             for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True)
@@ -295,8 +295,9 @@ def _of_globals(tasks: Sequence[Task]) -> tuple[Sequence[Task], str]:
         return tasks, reason if _have_cells([task.model for task in tasks]) else ""
     by_row = needs.emitted(head.settings.scores, (), head.folds, head.model, np.zeros(0)).by_row
     models, fits = [task.model for task in tasks], [task.fit for task in tasks]
-    found, why_not = marginal_models(models, fits, head.folds, by_row)
-    if head.marginal and not found:
+    wanted = bool(head.marginal)
+    found, why_not = marginal_models(models, fits, head.folds, by_row, wanted)
+    if wanted and not found:
         raise ValueError(f"marginal=True needs parameters to integrate out, but {why_not}")
     if not found:
         return tasks, "" if why_not == NO_GROUPS else why_not
@@ -437,16 +438,19 @@ def _score_names(scores: str | tuple[str, ...] | None, folds: Folds) -> tuple[st
     return (scores,) if isinstance(scores, str) else tuple(scores)
 
 
-def _fit(model: Model, fit: Fit | None, seed: int, bar: Progress, marginal: bool) -> Fit:
+def _fit(
+    model: Model, fit: Fit | None, seed: int, bar: Progress, marginal: bool, chained: bool
+) -> Fit:
     """The full-data fit of a model: the one given, checked, or one made here.
 
-    ``marginal``: of what is shared alone, where parameters belong to groups.
+    ``marginal``: of what is shared alone, where parameters belong to groups; ``chained``: for folds
+    that have chains.
     """
     what = "full-data fit" if fit is None else "check of the full-data draws"
     bar.start(f"{what}{model.label}")
     model.check_values()
     if fit is None:
-        fit = keeper().made("fit", lambda: full_data_fit(model, seed, bar, marginal))
+        fit = keeper().made("fit", lambda: full_data_fit(model, seed, bar, marginal, chained))
     else:
         fit.check(model)
         if fit.made_elsewhere:
@@ -551,17 +555,19 @@ def _begin_to_compile(
     """Let programs compile in the background that will be needed, whatever the fit will be.
 
     That of the folds only where the fit does not decide its shapes, and every fold has chains.
-    ``alone``: parameters of groups are integrated out, where there are any.
+    ``alone``: parameters of groups are integrated out, where there are any. Where most belong to
+    none, chains may be on all of them after all.
     """
     model = models[0]
     rows_program(model)  # what is looked at first
     by_class = any(rule.discrete for rule in needs.rules_of(settings.scores).values())
     cells_used = alone and _have_cells(models[:1])
-    if not by_class and not weighted and not cells_used and fold_metrics_fit(model, folds):
+    all_used = not cells_used or (not weighted and cells_at_start(model).mostly_shared)
+    if not by_class and not weighted and all_used and fold_metrics_fit(model, folds):
         emit = needs.emitted(settings.scores, settings.keep, folds, model, np.zeros(0))
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
-    if cells_used:
-        cells.begin_to_compile(model, cells_at_start(model))
-    else:
+    if all_used:
         gradients_program(model)
+    else:
+        cells.begin_to_compile(model, cells_at_start(model))

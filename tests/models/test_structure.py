@@ -13,6 +13,7 @@ import pytest
 import foldwise as fw
 from foldwise.models import structure
 from foldwise.models.structure import cells_at_start, find_cells
+from foldwise.sampling.globals import too_many
 
 GROUPS, ROWS = 8, 4
 GROUP = np.repeat(np.arange(GROUPS), ROWS)
@@ -414,3 +415,30 @@ def test_what_is_found_at_the_start_is_found_once(monkeypatch):
     found = cells_at_start(of)
     monkeypatch.setattr(structure, "find_cells", lambda *given: pytest.fail("again"))
     assert cells_at_start(of) is found and len(found)
+
+
+@pytest.mark.parametrize("answers", ["all items", "items of a school"])
+def test_globals_may_fall_apart_only_where_no_cell_meets_them_all(answers):
+    """Persons of eight schools who answer the same 16 items, or two that their school has."""
+    persons, items = 64, 16
+    person, item = (part.ravel() for part in np.indices((persons, items)))
+    if answers == "items of a school":
+        own = item // 2 == person % 8
+        person, item = person[own], item[own]
+    y = np.random.default_rng(3).integers(0, 2, len(person))
+
+    def log_likelihood(p):
+        eta = jnp.exp(p["log_tau"]) * p["ability"][person] - p["difficulty"][item]
+        return y * eta - jnp.logaddexp(0.0, eta)
+
+    def log_prior(p):
+        return -0.5 * (
+            jnp.sum(p["ability"] ** 2) + jnp.sum(p["difficulty"] ** 2) + p["log_tau"] ** 2
+        )
+
+    start = {"ability": np.zeros(persons), "difficulty": np.zeros(items), "log_tau": 0.0}
+    of = fw.Model(log_prior, log_likelihood, start, len(y))
+    found = find_cells(of, draws(of))
+    assert len(found) == persons and len(found.globals) == items + 1
+    assert found.apart is (answers == "items of a school")
+    assert too_many(found) is (answers == "all items")

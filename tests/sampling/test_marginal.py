@@ -1,13 +1,16 @@
 """When chains are on the globals alone, and with which rules."""
 
+import jax.numpy as jnp
 import numpy as np
 from effects import Effects, Group
 from problems import far_groups, regression
 
 import foldwise as fw
 from foldwise.sampling.fit import Fit
+from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.marginal import all_parameters, marginal_fit, marginal_models
 from foldwise.sampling.run import Settings
+from foldwise.support.progress import Progress
 
 
 def fit_of(model, seed=0):
@@ -44,6 +47,44 @@ def test_a_regression_has_nothing_to_integrate_out():
     found, why = marginal_models([model], [fit_of(model)], fw.leave_one_out(40), False)
     assert not found
     assert "no parameters belong to a group" in why
+
+
+GROUP = np.arange(60) % 3
+
+
+def few_effects():
+    """A regression on six columns with effects of three groups."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(60, 6)), rng.normal(size=60)
+
+    def log_likelihood(p):
+        mean = jnp.asarray(x) @ p["b"] + p["z"][GROUP]
+        return -0.5 * (jnp.asarray(y) - mean) ** 2
+
+    def log_prior(p):
+        return -0.5 * (jnp.sum(p["b"] ** 2) + jnp.sum(p["z"] ** 2))
+
+    init = {"b": np.zeros(6), "z": np.zeros(3)}
+    return fw.Model(log_prior, log_likelihood, init, len(y))
+
+
+def test_few_effects_beside_many_shared_parameters_stay_where_no_group_is_lost():
+    model = few_effects()
+    future, fit = fw.leave_future_out(60, start=30), fit_of(model)
+    found, why = marginal_models([model], [fit], future, by_row=False)
+    assert not found
+    assert "no group loses all its rows" in why
+    for folds, wanted in ((future, True), (fw.leave_group_out(GROUP), False)):
+        (found,), _ = marginal_models([model], [fit], folds, False, wanted)
+        assert found.sentence == "sampled 6 parameters; 3 integrated out"
+
+
+def test_the_fit_for_chains_samples_few_effects_too():
+    model = few_effects()
+    alone = full_data_fit(model, 1, Progress(False), marginal=True)
+    np.testing.assert_array_equal(alone.sampled, np.arange(6))
+    every = full_data_fit(model, 1, Progress(False), marginal=True, chained=True)
+    assert every.sampled is None and every.settled
 
 
 def test_what_needs_draws_of_all_parameters():

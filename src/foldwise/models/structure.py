@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ from foldwise.support.words import counted
 
 # Coordinates of a cell at most: its integrals are products of one-dimensional rules.
 MOST_COORDINATES = 3
+# Globals of which it is asked whether they fall apart, at most.
+MOST_APART = 60
 # Draws at which derivatives are looked at.
 DRAWS = 2
 # Derivatives of rows and of the prior's gradient, in numbers, that probing may cost at one draw:
@@ -67,12 +69,16 @@ class Structure:
         (d,) name of each coordinate of the flat vector.
     unseen
         Number of coordinates in no cell that belong to groups without rows.
+    apart
+        Whether the globals may fall apart given some of them, with the cells integrated out; not
+        asked of more than 60.
     """
 
     coordinates: Int[np.ndarray, "cell 3"]
     row_cell: Int[np.ndarray, " row"]
     names: tuple[str, ...]
     unseen: int = 0
+    apart: bool = True
 
     @property
     def sizes(self) -> Int[np.ndarray, " cell"]:
@@ -84,6 +90,11 @@ class Structure:
         """Positions in the flat vector of the coordinates that are in no cell."""
         inside = self.coordinates[self.coordinates >= 0]
         return np.setdiff1d(np.arange(len(self.names)), inside)
+
+    @property
+    def mostly_shared(self) -> bool:
+        """Whether fewer parameters belong to cells than to none."""
+        return bool(self.sizes.sum() < len(self.globals))
 
     @cached_property
     def digest(self) -> str:
@@ -369,7 +380,31 @@ def _structure(
         or rows_of.astype(bool).sum() < 2
     ):
         return _nothing(n, names)
-    return Structure(coordinates, row_cell, names, aside)
+    found = Structure(coordinates, row_cell, names, aside)
+    return replace(found, apart=_globals_apart(found, rows, prior))
+
+
+def _globals_apart(
+    found: Structure, rows: scipy.sparse.csr_array, prior: scipy.sparse.csr_array
+) -> bool:
+    """Whether some globals that are left given others meet in no row, no cell, and no prior."""
+    (n, d), chosen, cells = rows.shape, found.globals, len(found)
+    if len(chosen) > MOST_APART:
+        return True
+    # what meets the same cell hangs together, as what meets the same row does
+    alone = np.flatnonzero(found.row_cell < 0)
+    place = found.row_cell.copy()
+    place[alone] = cells + np.arange(len(alone))
+    owner, k = np.nonzero(found.coordinates >= 0)
+    places = np.concatenate([place, owner])
+    shape = (cells + len(alone), n + d)
+    columns = np.concatenate([np.arange(n), n + found.coordinates[owner, k]])
+    gathered = scipy.sparse.csr_array((np.ones(len(places), np.int32), (places, columns)), shape)
+    ties = scipy.sparse.csr_array(prior + prior.T)
+    every = scipy.sparse.vstack([rows, ties], format="csr")[:, chosen].astype(np.int32)
+    met = gathered @ every
+    graph = met.T @ met + ties[chosen][:, chosen]
+    return len(taken_apart(scipy.sparse.csr_array(graph))) > 1
 
 
 def _unseen(

@@ -26,6 +26,7 @@ from foldwise.sampling.globals import CHAINS, DRAWS, draw_globals, draw_small
 from foldwise.sampling.improper import improper_direction
 from foldwise.sampling.metric import DENSE_DIMENSION, shrunk_covariance
 from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
+from foldwise.sampling.nuts import begin_to_compile as begin_with_nuts
 from foldwise.sampling.pooled import Draws, draw_pooled, suits
 from foldwise.sampling.starts import far_apart, lost_chains, starting_points
 from foldwise.scores.cells import begin_to_compile
@@ -62,14 +63,15 @@ def fit(
 ) -> Fit:
     """Draw from the posterior of ``model`` given all rows.
 
-    Where parameters belong to groups of rows alone, and at most 15 do not, these are sampled with
-    the others integrated out, by independence Metropolis steps from a mixture that is fitted to
-    their posterior, and the others drawn given them. Else, or where that fails, by
-    NUTS with Stan's window adaptation, its metric dense up to 20 parameters, diagonal beyond, from
-    starts all over the prior. Where up to 500 parameters are strongly correlated it is dense too,
-    learned from the gradients of all chains, and warm-up is shorter. While R-hat is over 1.01 or
-    an ESS below 400 the chains go on, up to 8 times the draws asked for, of which as many are kept;
-    with finer steps where more than 1 in 1,000 transitions diverge.
+    Where parameters belong to groups of rows alone, and at most 15 do not, or 40 that have a nearly
+    normal posterior, these are sampled with the others integrated out, by independence Metropolis
+    steps from a mixture that is fitted to their posterior, and the others drawn given them. Else,
+    or where that fails, by NUTS with Stan's window adaptation, its metric dense up to 20
+    parameters, diagonal beyond, from starts all over the prior. Where up to 500 parameters are
+    strongly correlated it is dense too, learned from the gradients of all chains. Beyond 20
+    parameters warm-up takes half as long where correlations are learned so, or chains soon agree.
+    While R-hat is over 1.01 or an ESS below 400 the chains go on, up to 8 times the draws asked
+    for, of which as many are kept; with finer steps where more than 1 in 1,000 transitions diverge.
     Warns when that is not enough, or transitions diverge: cross-validation inherits the fit's
     problems. Raises ``FitError`` where the posterior is improper.
 
@@ -108,9 +110,10 @@ def fit(
         if marginal:
             raise ValueError(
                 "marginal=True needs parameters that belong to groups of rows alone, at most 15 "
-                "that do not, and integrals that can be relied on, but this model has not; leave "
-                "marginal out"
+                "that do not (40 where their posterior is nearly normal), and integrals that can "
+                "be relied on, but this model has not; leave marginal out"
             )
+        begin_with_nuts(model, chains)
         model.check_gradient()
         starts, spent = starting_points(model, chains, seed)
         run = draw_nuts(model, starts, draws, warmup, seed, bar)
@@ -120,18 +123,25 @@ def fit(
     return result
 
 
-def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False) -> Fit:
+def full_data_fit(
+    model: Model, seed: int, bar: Progress, marginal: bool = False, chained: bool = False
+) -> Fit:
     """The fit of a checked model that cross-validation starts from, 4,000 draws.
 
     With ``marginal``, where parameters belong to groups, the others are sampled alone first. Small
-    models are tried with many short chains next, which compile in no time. Where these do not
-    converge, and parameters are few, a mixture is fitted to the modes that they have come to. NUTS
-    is last, from where the short chains that are farthest apart have come to.
+    models are tried with many short chains next, which compile in no time; before that, where folds
+    have chains of their own (``chained``), which only start from the fit, and most parameters
+    belong to no group, so that sampling them alone takes longer. Where these do not converge, and
+    parameters are few, a mixture is fitted to the modes that they have come to. NUTS is last, from
+    where the short chains that are farthest apart have come to.
     """
     began, spent, starts, ends = time.perf_counter(), 0, None, None
-    alone = _of_globals(model, seed, bar) if marginal else None
+    later = marginal and chained and suits(model) and cells_at_start(model).mostly_shared
+    alone = _of_globals(model, seed, bar) if marginal and not later else None
     if alone is not None:
         return alone
+    if not suits(model):
+        begin_with_nuts(model, CHAINS)
     model.check_gradient()
     for run in draw_pooled(model, seed, bar) if suits(model) else ():
         result = _made(model, run, seed, began)
@@ -141,6 +151,8 @@ def full_data_fit(model: Model, seed: int, bar: Progress, marginal: bool = False
             return result
         _refuse_improper(model, result)
         ends = run.ends
+    if later and (alone := _of_globals(model, seed, bar)):
+        return alone
     if ends is not None and (good := _of_modes(model, ends, seed, bar, began, spent)):
         return good
     if starts is None:

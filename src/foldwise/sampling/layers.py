@@ -27,12 +27,13 @@ from foldwise.sampling.proposals import (
     Mixture,
     by_differences,
     climb,
+    curvature,
     fitted,
     share_of,
 )
 
-# Of the globals, at most this many are taken apart, and at most this many of them are the top.
-MOST_APART, MOST_TOP = 60, 15
+# Globals that are the top, at most.
+MOST_TOP = 15
 # Points at which couplings are looked for, and the correlation that counts as one.
 _LOOKED_AT, _COUPLED = 3, 1e-4
 # Newton steps to the modes of pieces, and the error of the log density predicted by a step that
@@ -73,9 +74,9 @@ class Layers:
         g = points.shape[1]
         coupled = np.zeros((g, g), bool)
         for point in points[:_LOOKED_AT]:
-            curvature = _curvature(density, point)
-            scale = np.sqrt(np.abs(np.diag(curvature))) + np.finfo(float).tiny
-            coupled |= ~(np.abs(curvature) <= _COUPLED * np.outer(scale, scale))
+            bend = curvature(density, point, _FIRST_STEP * (1.0 + np.abs(point)))
+            scale = np.sqrt(np.abs(np.diag(bend))) + np.finfo(float).tiny
+            coupled |= ~(np.abs(bend) <= _COUPLED * np.outer(scale, scale))
             # what hangs together at one point does so, whatever the next ones say
             parts = taken_apart(scipy.sparse.csr_array(coupled.astype(np.int32)))
             top = np.setdiff1d(np.arange(g), np.concatenate([*parts, np.zeros(0, int)]))
@@ -254,21 +255,6 @@ def climbed(
         return None
     modes = climb(layers, starts[:, layers.top])
     return None if modes is None else layered(layers, Mixture.of(modes), rng)
-
-
-def _curvature(density: LogDensity, point: Float[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
-    """Matrix of second derivatives, by differences."""
-    g = len(point)
-    step = _FIRST_STEP * np.eye(g) * (1.0 + np.abs(point))
-    one, two = np.triu_indices(g)
-    signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
-    values = [density(point + a * step[one] + b * step[two]) for a, b in signs]
-    h = np.diag(step)
-    with np.errstate(invalid="ignore"):
-        found = (values[0] - values[1] - values[2] + values[3]) / (4.0 * h[one] * h[two])
-    matrix = np.zeros((g, g))
-    matrix[one, two] = matrix[two, one] = found
-    return matrix
 
 
 def _factor_of_inverse(curvature: Float[np.ndarray, "... 3 3"]) -> Float[np.ndarray, "... 3 3"]:

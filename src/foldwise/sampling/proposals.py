@@ -16,6 +16,8 @@ from jaxtyping import Float
 
 # Steps of each climb.
 _CLIMB = 60
+# Sds to either side at which the curvature of a mode is looked at.
+_BEND_STEP = 0.3
 # Nats below the highest mode at which another is forgotten, and sds within which two are one.
 _NEGLIGIBLE, _SAME_MODE = 20.0, 1.0
 # Draws of each round in which a mixture is fitted, the share of them that weights must be worth
@@ -27,11 +29,19 @@ _PLAIN_ROUNDS, _PARTS, _WIDTH = 2, 60, 0.5
 # In a round whose weights are worth fewer points than this many for each parameter, they are
 # flattened until they are.
 _POINTS_EACH = 10
-# Weight and scale of the wider copy that keeps tails.
-_TAILS, _WIDER = 0.15, 2.5
+# Weight and scale of the wider copy that keeps tails, and its weight in many dimensions, where it
+# is far from everything.
+_TAILS, _WIDER, _TAILS_OF_MANY = 0.15, 2.5, 0.02
 # Weight of a part below which it is dropped.
 _LEAST_PART = 1e-3
-_FREEDOM = 5.0
+# Degrees of freedom of t densities. Their draws are all too far away, or all too close, in all
+# directions at once, so that in many dimensions few are where they should be: beyond this many,
+# degrees are added, two for each: for the 31 globals of the Rasch model of bench/fit.py, 5 degrees
+# would waste half of the draws.
+_FREEDOM, _MANY = 5.0, 15
+# Effective points for each parameter without which moments of many parameters are not learned, and
+# a share below which a mixture in many dimensions is hopeless.
+_MOMENTS_EACH, _HOPELESS = 40, 0.02
 
 
 class LogDensity(Protocol):
@@ -61,6 +71,20 @@ def by_differences(
     with np.errstate(invalid="ignore"):
         slope = (values[:, g + 1 :] - values[:, 1 : g + 1]) / (2.0 * size)
     return values[:, 0], np.where(np.isfinite(slope), slope, 0.0)
+
+
+def curvature(
+    density: LogDensity, point: Float[np.ndarray, " g"], size: Float[np.ndarray, " g"]
+) -> Float[np.ndarray, "g g"]:
+    """Matrix of second derivatives, by differences over steps of these sizes."""
+    step, (one, two) = np.diag(size), np.triu_indices(len(point))
+    signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+    values = [density(point + a * step[one] + b * step[two]) for a, b in signs]
+    with np.errstate(invalid="ignore"):
+        found = (values[0] - values[1] - values[2] + values[3]) / (4.0 * size[one] * size[two])
+    matrix = np.zeros_like(step)
+    matrix[one, two] = matrix[two, one] = found
+    return matrix
 
 
 class Proposal(Protocol):
@@ -112,6 +136,19 @@ def climb(density: LogDensity, starts: Float[np.ndarray, "start g"]) -> Modes | 
     return _distinct(x, value, inverse)
 
 
+def sharpened(density: LogDensity, modes: Modes) -> Modes:
+    """The same modes with the covariances of their curvatures, where these are those of a top.
+
+    What climbs tell of many directions is rough: 30 steps do not see all of them.
+    """
+    covariance = modes.covariance.copy()
+    for k, (point, rough) in enumerate(zip(modes.points, modes.covariance, strict=True)):
+        bend = -curvature(density, point, _BEND_STEP * np.sqrt(np.diag(rough)))
+        if np.isfinite(bend).all() and np.linalg.eigvalsh(bend)[0] > 0.0:
+            covariance[k] = np.linalg.inv(bend)
+    return Modes(modes.points, modes.height, covariance)
+
+
 def _updated(
     inverse: Float[np.ndarray, "g g"],
     moved: Float[np.ndarray, " g"],
@@ -155,6 +192,11 @@ class Mixture:
         volume = np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
         return cls(modes.points, factor, scipy.special.softmax(modes.height + volume))
 
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of all parts."""
+        return _FREEDOM + 2.0 * max(0, self.centre.shape[1] - _MANY)
+
     def beside(self, other: Mixture) -> Mixture:
         """Half of this and half of another."""
         return Mixture(
@@ -165,17 +207,18 @@ class Mixture:
 
     def with_tails(self) -> Mixture:
         """This, and a little of the same that is wider: a scale's log has a long tail."""
+        share = _TAILS if self.centre.shape[1] <= _MANY else _TAILS_OF_MANY
         return Mixture(
             np.concatenate([self.centre, self.centre]),
             np.concatenate([self.factor, _WIDER * self.factor]),
-            np.concatenate([(1.0 - _TAILS) * self.weight, _TAILS * self.weight]),
+            np.concatenate([(1.0 - share) * self.weight, share * self.weight]),
         )
 
     def draw(self, rng: np.random.Generator, count: int) -> Float[np.ndarray, "draw g"]:
         """Independent draws."""
         part = rng.choice(len(self.weight), count, p=self.weight)
-        normal = rng.normal(size=(count, self.centre.shape[1]))
-        scale = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, count))
+        normal, freedom = rng.normal(size=(count, self.centre.shape[1])), self.freedom
+        scale = np.sqrt(freedom / rng.chisquare(freedom, count))
         away = np.einsum("dij,dj->di", self.factor[part], normal)
         return self.centre[part] + scale[:, None] * away
 
@@ -188,7 +231,7 @@ class Mixture:
         g, found = points.shape[1], []
         for centre, factor, weight in zip(self.centre, self.factor, self.weight, strict=True):
             x = scipy.linalg.solve_triangular(factor, (points - centre).T, lower=True)
-            tails = -0.5 * (_FREEDOM + g) * np.log1p((x**2).sum(axis=0) / _FREEDOM)
+            tails = -0.5 * (self.freedom + g) * np.log1p((x**2).sum(axis=0) / self.freedom)
             found.append(np.log(weight) + tails - np.log(np.diagonal(factor)).sum())
         return np.array(found)
 
@@ -197,11 +240,12 @@ def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mix
     """A mixture that weights hardly have to correct; None where none was found.
 
     In each round the moments of its parts, later many parts, come from the weighted draws of the
-    rounds before, whose proposals count as one mixture.
+    rounds before, whose proposals count as one mixture. In many dimensions they come from many
+    draws only, and many parts would be of no use.
     """
     core: Mixture | None = start
     points, values, used = [], [], []
-    best, share = None, 0.0
+    best, share, g = None, 0.0, start.centre.shape[1]
     for number, count in enumerate(_ROUNDS):
         if core is None:
             return None
@@ -215,13 +259,18 @@ def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mix
         # a first round may miss a tail
         if number and share >= _GOOD and _largest(ratio) <= _MOST_RATIO:
             return proposal
+        if g > _MANY and share < _HOPELESS:
+            return None
         every, value = np.concatenate(points), np.concatenate(values)
         proposed = scipy.special.logsumexp(
             [np.log(n) + mixture.log_density(every) for n, mixture in used], axis=0
         )
-        weight = _flattened(np.where(np.isfinite(value), value - proposed, -np.inf), every.shape[1])
+        weight = _flattened(np.where(np.isfinite(value), value - proposed, -np.inf), g)
         best, many = proposal, number >= _PLAIN_ROUNDS
-        core = many_parts(every, weight, rng) if many else learned(every, weight, core)
+        if g <= _MANY:
+            core = many_parts(every, weight, rng) if many else learned(every, weight, core)
+        elif 1.0 / (weight**2).sum() >= _MOMENTS_EACH * g:
+            core = learned(every, weight, core)
     return best if share >= _LEAST else None
 
 

@@ -24,8 +24,8 @@ from jaxtyping import Int
 
 from foldwise.folds.folds import Folds
 from foldwise.models.model import Model
-from foldwise.sampling.globals import MOST_GLOBALS, Marginal
-from foldwise.sampling.layers import MOST_APART, Layered, Layers, layered
+from foldwise.sampling.globals import MOST_GLOBALS, Marginal, too_many
+from foldwise.sampling.layers import Layered, Layers, layered
 from foldwise.sampling.proposals import Mixture, climb, fitted, learned, many_parts, share_of
 from foldwise.scores.cells import priors_bent
 from foldwise.scores.importance import Importance, by_importance
@@ -66,7 +66,7 @@ def with_refits(
     By mixtures, and where these fail, as they may do for a fold although they fit the full data, in
     layers; ``stages`` keep the folds that are done, of either kind.
     """
-    if not _in_need(found).size or len(found.structure.globals) > MOST_APART:
+    if not _in_need(found).size or too_many(found.structure):
         return found
     rng = generator(seed, Stream.GLOBALS, 1)
     draws = found.draws.positions

@@ -297,7 +297,7 @@ class Values:
     def _settle(self, draws: Float[np.ndarray, "draw d"]) -> None:
         """Choose passes and their rules, by what agrees at some draws."""
         whole = self._whole()
-        self.bent = bool(self._integrals(draws, whole, RULES[self._dimensions][0]).bent.any())
+        self.bent = bool(self._integrals(draws, whole, self._sizes[0]).bent.any())
         own_sets = np.arange(len(self.needs.cell))
         if not self.bent and not len(self.needs.host):
             empty = self._empty()

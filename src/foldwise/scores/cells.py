@@ -44,7 +44,8 @@ from foldwise.support.seeds import Stream, words
 NEWTON_STEPS, _NEWTON_DONE = 30, 1e-12
 # The same after which a mode counts as found: nodes need not be exactly there.
 _NEWTON_FOUND = 1e-4
-# Metropolis steps by which the coordinates of cells are drawn, and where conditionals are normal.
+# Metropolis steps by which the coordinates of cells are drawn, and where conditionals are normal,
+# or nearly so.
 STEPS, NORMAL_STEPS = 12, 5
 # The gradient of a prior that is not normal is integrated from node to node, at this many points.
 # To the first node the way goes over the mode, in steps that are even before it, and after it short
@@ -53,9 +54,11 @@ LINE_POINTS = 6
 _EVEN, _FINE_FIRST = np.linspace(0.0, 1.0, 17), np.sinh(np.linspace(0.0, 5.0, 49)) / np.sinh(5.0)
 # Relative departure of the prior's gradient from linear that is still rounding.
 _LINEAR = 1e-7
-# Row values of the draws that are worked on side by side, and how many these are at most; and draws
-# that a lane has room for in a call, fewer where they would give more numbers than this.
-_CACHE_VALUES, _TOGETHER = 2**16, 32
+# Row values of the draws that are worked on side by side, and how many these are at most: gathers
+# and sums by cell take a row's draws as one piece, and of 16 or more they take half as long as of
+# 4, on radon and on a Rasch model, although their rows leave the cache. And draws that a lane has
+# room for in a call, fewer where they would give more numbers than this.
+_CACHE_VALUES, _TOGETHER = 2**19, 32
 _CALL_DRAWS, _CALL_VALUES = 256, 2**20
 
 
@@ -196,7 +199,6 @@ def _program(model: Model, structure: Structure, derived: Derived, bent: bool) -
 
     One program, since most of it, to be compiled too, is the search for the modes.
     """
-    # side by side so many that their rows stay in the cache of a core
     together = int(np.clip(_CACHE_VALUES // model.n_obs, 1, _TOGETHER))
     columns = max(model.dimension, len(derived.cell), 1)
     chunks = max(min(_CALL_DRAWS, _CALL_VALUES // columns) // together, 1)
@@ -334,8 +336,8 @@ class Cells:
             def first(moving: Any) -> Array:
                 return jax.vmap(lambda v: jax.jvp(rows, (moving,), (v,))[1])(self.moving.along)
 
-            change = jax.vmap(lambda v: jax.jvp(first, (moving,), (v,))[1])(self.moving.along)
-            return first(moving), change
+            along = jax.vmap(lambda v: jax.jvp(first, (moving,), (v,)), out_axes=(None, 0))
+            return along(self.moving.along)
 
         gradient, change = self.each(of_prior, q)
         columns = [self._of_cells(change[a]) for a in range(self.dimensions)]

@@ -305,7 +305,7 @@ class Program:
     matrices, and for factorisations other than Cholesky's (``factorise.py``).
 
     It is traced when it is made, and compiled in the background: the first call waits for that.
-    ``quick`` asks for a short time to compile rather than to run.
+    ``quick`` asks for a short time to compile rather than to run: for one lane, not for a mesh.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class Program:
         quick: bool = False,
     ):
         self.precision, self._quick = precision, quick
-        self.devices = _devices()
+        self.devices = 1 if quick else _devices()
         self.lanes = lanes()
         with _WAITING, _without_collections(), precision_context(precision):
             sharded, shared = _shapes((sharded, shared))
