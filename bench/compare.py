@@ -2,6 +2,8 @@
 
 Every method runs on every subject in a process of its own, with empty caches, so nothing is
 compiled before; on rats once more in a new process that finds what the first has cached ("again").
+"foldwise" has chains on all parameters for every fold, "globals" on what all rows share,
+"auto" is what it does when nothing is said.
 Where refits are slow a random sample of folds is run and time extrapolated, marked ~. Then the
 error of the difference between the rats models over many seeds, at the paper's run length on both
 sides, and how time grows with the number of folds. Prints tables and ratios with their targets and
@@ -25,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 SUBJECTS = ("rats", "radon", "air", "wells")
-METHODS = ("foldwise", "auto", "paper", "nutpie", "numpyro", "psis")
+METHODS = ("foldwise", "globals", "auto", "paper", "nutpie", "numpyro", "psis")
 PARTS = (*SUBJECTS, "accuracy", "growth")
 LEFT_OUT = (30, 100, 300, 1000, 3000)
 GROUPS = (30, 100, 300, 1000)

@@ -140,12 +140,12 @@ MODELS = {
 
 def by_foldwise(model, in_pymc, seed):
     """Draws (chain, draw, quantity), log posterior, and seconds, of two fits."""
-    import arviz_stats.base  # noqa: F401, imports are on nobody's clock
-
     from foldwise.models.evaluate import gradients
     from foldwise.sampling.full_data import full_data_fit
     from foldwise.support.progress import Progress
+    from foldwise.support.runtime import import_for_tables
 
+    import_for_tables()  # imports are on nobody's clock
     for k in range(2):
         began = time.perf_counter()
         with Progress(False) as bar:

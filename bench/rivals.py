@@ -58,39 +58,29 @@ def chosen_folds(subject, count, seed):
 # ---------------------------------------------------------------- foldwise
 
 
-def foldwise(subject, seed, method="mcmc"):
+def foldwise(subject, seed, method, marginal=None):
     """``cross_validate`` as it comes; compiling is what it traces and waits for programs.
 
     Gradients are not counted for results without chains, whose fits they are.
     """
-    import arviz_stats.base  # noqa: F401, imports are on nobody's clock
-
-    original, waiting = runtime.Program, []
-
-    class Timed(original):
-        def __init__(self, *arguments):
-            began = time.perf_counter()
-            super().__init__(*arguments)
-            waiting.append(time.perf_counter() - began)
-
-        def ready(self):
-            began = time.perf_counter()
-            found = super().ready()
-            waiting.append(time.perf_counter() - began)
-            return found
-
-    runtime.Program = Timed
+    runtime.import_for_tables()  # imports are on nobody's clock
+    waited = runtime.seconds_compiling()
     found, began, fits = Found(np.arange(len(subject.folds))), time.perf_counter(), 0.0
     for k, (label, model) in enumerate(subject.models.items()):
         result = fw.cross_validate(
-            model, subject.folds, method=method, seed=100 * seed + k, progress=False
+            model,
+            subject.folds,
+            method=method,
+            marginal=marginal,
+            seed=100 * seed + k,
+            progress=False,
         )
         found.elpd[label], found.mcse[label] = result.folds["elpd"].values, result.mcse
         found.gradients_once += result.info["gradients"] + result.info["fit_gradients"]
         fits += result.info["seconds"]["fit"]
-    found.once, found.compile = time.perf_counter() - began, sum(waiting)
+    found.once = time.perf_counter() - began
+    found.compile = runtime.seconds_compiling() - waited
     found.note = f"of which full-data fits {fits:.1f} s"
-    runtime.Program = original
     return found
 
 
@@ -341,7 +331,8 @@ def psis(subject, seed):
 
 
 METHODS = {
-    "foldwise": foldwise,
+    "foldwise": partial(foldwise, method="mcmc", marginal=False),
+    "globals": partial(foldwise, method="mcmc"),
     "auto": partial(foldwise, method="auto"),
     "paper": paper,
     "nutpie": nutpie,
@@ -350,6 +341,7 @@ METHODS = {
 }
 TITLES = {
     "foldwise": "foldwise, chains",
+    "globals": "foldwise, chains on what is shared",
     "auto": "foldwise, auto",
     "paper": "the paper's sampler",
     "nutpie": "nutpie refits",
