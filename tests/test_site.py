@@ -59,11 +59,15 @@ def test_the_gallery_shows_every_figure(driver, address):
 
 
 def test_search_finds_a_word(driver, address):
+    from selenium.webdriver.support.ui import WebDriverWait
+
     at_width(driver, 1200)
     driver.get(f"{address}/index.html")
     driver.execute_script("document.querySelector('#__search').checked = true")
     field = driver.find_element("css selector", "input.md-search__input")
     field.send_keys("stacking")
-    driver.implicitly_wait(20)
-    found = driver.find_elements("css selector", ".md-search-result__link")
-    assert any("glossary" in link.get_attribute("href") for link in found)
+    # read in one piece: the list is built anew while it is searched
+    links = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+    WebDriverWait(driver, 20).until(
+        lambda browser: any("glossary" in link for link in browser.execute_script(links))
+    )
