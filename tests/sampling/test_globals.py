@@ -11,10 +11,12 @@ from problems import FarScale, LinearProblem, far_groups
 
 import foldwise as fw
 from foldwise.models.structure import find_cells, without_cells
+from foldwise.sampling import globals as globals_module
 from foldwise.sampling import refits
 from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.globals import Marginal, draw_globals
 from foldwise.sampling.proposals import Mixture, climb, fitted, share_of
+from foldwise.scores.cells import NORMAL_STEPS, STEPS, conditional_draws
 from foldwise.scores.diagnostics import by_parameter
 from foldwise.scores.importance import by_importance
 from foldwise.scores.weighing import FullSample
@@ -108,6 +110,21 @@ def test_many_globals_that_hang_together_have_a_mixture():
     ess = by_parameter("ess", fit.positions)
     assert (np.abs(fit.flat.mean(axis=0) - mean) < 4.5 * sd / np.sqrt(ess)).all()
     assert (np.abs(fit.flat.std(axis=0) / sd - 1) < 4.5 * np.sqrt(0.5 / ess)).all()
+
+
+@pytest.mark.parametrize(
+    "kind, steps", [("normal", 0), ("binomial", NORMAL_STEPS), ("Bernoulli", STEPS)]
+)
+def test_cells_are_drawn_by_as_many_steps_as_their_conditionals_ask_for(kind, steps, monkeypatch):
+    of, taken = Effects([Group(1, kind, rows=5) for _ in range(6)]), []
+
+    def seen(*given):
+        taken.append(given[4])
+        return conditional_draws(*given)
+
+    monkeypatch.setattr(globals_module, "conditional_draws", seen)
+    assert draw_globals(of.model, 1, QUIET) is not None
+    assert taken == [steps]
 
 
 def test_effects_with_heavy_tails_are_integrated_out_of_the_fit():

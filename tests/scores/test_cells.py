@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ import foldwise as fw
 from foldwise.models.structure import find_cells, without_cells
 from foldwise.scores import cell_sets
 from foldwise.scores.cell_sets import Values, needs_of
-from foldwise.scores.cells import RULES, Derived, log_integrals, rule
+from foldwise.scores.cells import (
+    NORMAL_STEPS,
+    RULES,
+    Derived,
+    by_known_owner,
+    conditional_draws,
+    log_integrals,
+    rule,
+)
 
 SMOOTH = ("normal", "Poisson", "binomial", "Bernoulli", "negative binomial", "Student-t")
 
@@ -109,6 +118,35 @@ def test_derived_sets_equal_passes_of_their_own():
     more = derived._replace(sign=np.ones(2))
     back = log_integrals(of.model, of.structure, draws, without, rule(31, 1), more)
     np.testing.assert_allclose(back.derived[0], found.own[cell], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [0, NORMAL_STEPS])
+def test_coordinates_given_the_globals_are_normal_where_all_is(steps):
+    of, count = normal((1, 3, 2, 3)), 4000
+    draw = of.draws(1)
+    drawn, failed = conditional_draws(of.model, of.structure, np.repeat(draw, count, 0), 1, steps)
+    log_tau, mu = draw[0, :2]
+    assert not failed.any() and (drawn[:, :2] == [log_tau, mu]).all()
+    for effects, x, y in zip(of.effects, of.x, of.y, strict=True):
+        size = len(effects)
+        prior = (np.eye(size) + 0.4) * np.exp(-2 * log_tau)
+        precision = prior + x.T @ x / 0.7**2
+        mean = np.linalg.solve(precision, x.T @ (y - mu) / 0.7**2)
+        found = (drawn[:, 2 + effects] - mean) @ np.linalg.cholesky(precision)
+        assert (np.abs(found.mean(axis=0)) < 4.5 / np.sqrt(count)).all()
+        off = found.T @ found / count - np.eye(size)
+        assert (np.abs(off) < 4.5 * np.sqrt((1 + np.eye(size)) / count)).all()
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 1, 1], [0, 1, 150, 2, 0, 7], [70, 70], []])
+def test_sums_of_owners_that_are_known(sizes, rng):
+    owner = rng.permutation(np.repeat(np.arange(len(sizes) + 1), [*sizes, 3]))
+    values = rng.normal(size=(len(owner), 2, 5))
+    values[np.flatnonzero(owner == len(sizes))[0]] = np.nan  # of nobody
+    values[np.flatnonzero(owner == 1)[:1], :, 3] = -np.inf
+    found = jax.jit(lambda some: by_known_owner(some, owner, len(sizes)))(values)
+    expected = [values[owner == k].sum(axis=0) for k in range(len(sizes))]
+    np.testing.assert_allclose(found, np.reshape(expected, (-1, 2, 5)), atol=1e-5)
 
 
 # ---------------------------------------------------------------- brute quadrature

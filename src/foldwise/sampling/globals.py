@@ -35,6 +35,7 @@ from foldwise.scores.cells import (
     NORMAL_STEPS,
     STEPS,
     Integrals,
+    begin_to_compile_draws,
     conditional_draws,
     log_integrals,
     priors_bent,
@@ -57,8 +58,8 @@ _STARTS, _FEW_STARTS, _PRIOR_STEP = 8, 4, 1e-2
 # Points at which rules are compared, and to how many nats they must agree on differences of the
 # log density there.
 _LOOKED_AT, _TOLERANCE = 64, 5e-3
-# Nats that one node may lack in an integral of a conditional that is nearly normal.
-_NEARLY = 0.02
+# Nats that one node may lack in an integral of a conditional that is normal, and nearly normal.
+_NORMAL, _NEARLY = 1e-6, 0.02
 
 
 def draw_globals(
@@ -81,6 +82,8 @@ def draw_globals(
     bent = priors_bent(model, structure, probes)
     nodes = FEW[0] if _many_together(structure) else FEW[1]  # climbs of many take long
     marginal = Marginal(model, structure, probes[:1], nodes=nodes, bent=bent)
+    if _steps(marginal, probes):
+        begin_to_compile_draws(model, structure, bent)
     chosen = structure.globals
     # before starts are looked for, which takes longer
     in_layers = len(chosen) > MOST_GLOBALS and structure.apart
@@ -90,7 +93,7 @@ def draw_globals(
     if found is None:
         return None
     placed = marginal.placed(found)
-    steps = NORMAL_STEPS if _nearly_normal(marginal, placed) else STEPS
+    steps = _steps(marginal, placed)
     drawn, failed = conditional_draws(model, structure, placed, seed, steps, marginal.bent)
     # what was found at the starting point must hold at the draws, or other parameters are coupled
     if failed.any() or find_cells(model, drawn).digest != structure.digest:
@@ -237,7 +240,7 @@ class Marginal:
         if len(self.structure):
             found = self.integrals(positions, self.nodes)
             with np.errstate(invalid="ignore"):  # infinite where lost
-                value = found.own.sum(axis=0) + found.prior[0]
+                value = found.own.sum(axis=0) + found.prior
             lost = (found.failed | found.bent).any(axis=0)
         if self.alone.any() or not len(self.structure):
             parts = list(rows_at(self.model, positions))
@@ -279,17 +282,17 @@ class Marginal:
         return False
 
 
-def _nearly_normal(marginal: Marginal, placed: Float[np.ndarray, "draw d"]) -> bool:
-    """Whether one node has the integral of every cell nearly right, as of a normal conditional.
+def _steps(marginal: Marginal, placed: Float[np.ndarray, "draw d"]) -> int:
+    """Metropolis steps by which cells are drawn: few where one node has their integrals nearly.
 
-    Counts with a rate of 4 lack 0.02 nats, and the M of ``conditional_draws`` is 1.35 for them.
+    None where it has them, as of normal conditionals. Counts with a rate of 4 lack 0.02 nats, and
+    the M of ``conditional_draws`` is 1.35 for them.
     """
-    if marginal.nodes == 1:
-        return True
     some = placed[np.unique(np.linspace(0, len(placed) - 1, _LOOKED_AT).astype(int))]
-    one, all_nodes = (marginal.integrals(some, nodes) for nodes in (1, marginal.nodes))
+    one, all_nodes = (marginal.integrals(some, n).own for n in (1, max(marginal.nodes, FEW[1])))
     with np.errstate(invalid="ignore"):  # no numbers where integrals failed
-        return bool((np.abs(one.own - all_nodes.own) <= _NEARLY).all())
+        off = np.abs(one - all_nodes).max()
+    return 0 if off <= _NORMAL else NORMAL_STEPS if off <= _NEARLY else STEPS
 
 
 def _metropolis(

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,10 +34,17 @@ from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.moving import Moving
 from foldwise.scores.nodes import RULES, Rule, rule
-from foldwise.scores.small_matrices import Factor, cholesky, log_volume, solve_lower, solve_upper
+from foldwise.scores.small_matrices import (
+    Factor,
+    back_substituted,
+    cholesky,
+    log_volume,
+    solve_lower,
+    solve_upper,
+)
 from foldwise.support.noise import log_uniforms, normals, random_words, uniforms
 from foldwise.support.runtime import compiled, lanes
-from foldwise.support.seeds import Stream, words
+from foldwise.support.seeds import Stream, generator, words
 
 # Newton steps at most, and the squared length of a step, in posterior sds, that ends them.
 NEWTON_STEPS, _NEWTON_DONE = 30, 1e-12
@@ -59,7 +65,9 @@ _LINEAR = 1e-7
 # 4, on radon and on a Rasch model, although their rows leave the cache. And draws that a lane has
 # room for in a call, fewer where they would give more numbers than this.
 _CACHE_VALUES, _TOGETHER = 2**19, 32
-_CALL_DRAWS, _CALL_VALUES = 256, 2**20
+_CALL_DRAWS, _CALL_VALUES = 512, 2**20
+# What is added up to say that no mode was found, and that a prior is not normal.
+_FAILED, _BENT = 1.0, 2.0
 
 
 class Derived(NamedTuple):
@@ -92,7 +100,7 @@ class Integrals(NamedTuple):
     derived: Float[Any, "set draw"]
     failed: Bool[Any, "cell draw"]
     bent: Bool[Any, "cell draw"]
-    prior: Float[Any, "1 draw"]
+    prior: Float[Any, " draw"]
 
 
 def log_integrals(
@@ -109,9 +117,8 @@ def log_integrals(
     ``bent`` says that the conditional prior is not normal.
     """
     program = _program(model, structure, derived, bent)
-    keys = np.zeros((len(draws), 2), np.uint32)
-    calls = program.calls((draws, keys), (keep, nodes, derived, np.int32(0)))
-    found = [integrals for integrals, _, _ in calls]
+    calls = program.calls((draws,), (keep, nodes, derived))
+    found = [_unpacked(packed, structure)[1] for packed in calls]
     return Integrals(*(np.concatenate(parts).T for parts in zip(*found, strict=True)))
 
 
@@ -127,9 +134,14 @@ def priors_bent(
 
 
 def begin_to_compile(model: Model, structure: Structure) -> None:
-    """Let the program of sets with nodes of their own, and of coordinates, compile meanwhile."""
+    """Let the program of sets with nodes of their own compile meanwhile."""
     if len(structure):
         _program(model, structure, NOTHING, bent=False)
+
+
+def begin_to_compile_draws(model: Model, structure: Structure, bent: bool) -> None:
+    """Let the program of Metropolis steps compile meanwhile."""
+    _drawing(model, structure, bent)
 
 
 def conditional_draws(
@@ -146,16 +158,43 @@ def conditional_draws(
     mode with its curvature. Where the ratio of the two densities is at most M times its mean, what
     is left of the first of n steps is (1 - 1/M)^n: under 1 % after ``STEPS`` with M = 3. For
     normal conditionals M is 1.13, 1.24 and 1.35 in one to three dimensions, and ``NORMAL_STEPS``
-    leave 0.1 % at most. ``bent`` says that the conditional prior is not normal.
+    leave 0.1 % at most. Without ``steps`` they are draws of the normal density with that mode and
+    curvature. ``bent`` says that the conditional prior is not normal.
     """
-    program = _program(model, structure, NOTHING, bent)
+    program, rng = _program(model, structure, NOTHING, bent), generator(seed, Stream.CELLS)
     keys = words(seed, Stream.CELLS, count=2 * len(draws)).reshape(-1, 2)
-    shared = (np.ones(model.n_obs, bool), _no_nodes(structure), NOTHING, np.int32(steps))
+    every, first = np.ones(model.n_obs, bool), 0
     drawn, failed = [], []
-    for found, drawn_there, nowhere in program.calls((draws, keys), shared):
-        drawn.append(drawn_there)
-        failed.append((found.failed | found.bent | nowhere).any(axis=1))
+    for packed in program.calls((draws,), (every, _no_nodes(structure), NOTHING)):
+        here = slice(first, first + len(packed))
+        (places, found), first = _unpacked(packed, structure), here.stop
+        lost = (found.failed | found.bent).any(axis=1)
+        if steps:
+            given, calls = (draws[here], keys[here], places), _drawing(model, structure, bent).calls
+            moved = np.concatenate([*calls(given, (np.int32(steps),))])
+            drawn.append(moved[:, :-1])
+            lost |= moved[:, -1] > 0
+        else:
+            drawn.append(_normal_draws(structure, draws[here], places, rng))
+        failed.append(lost)
     return np.concatenate(drawn), np.concatenate(failed)
+
+
+def _normal_draws(
+    structure: Structure,
+    draws: Float[np.ndarray, "draw d"],
+    places: Float[np.ndarray, "draw number"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "draw d"]:
+    """``draws`` with the coordinates of cells from normal densities at their places."""
+    count, size = len(structure), int(structure.sizes.max())
+    columns, factor = _parts(np.moveaxis(places.reshape(len(draws), -1, count), 1, 0), size)
+    noise = rng.standard_normal((size, len(draws), count))
+    drawn = draws.copy()
+    for a, away in enumerate(back_substituted(factor, [*noise])):
+        real = structure.coordinates[:, a] >= 0
+        drawn[:, structure.coordinates[real, a]] = (columns[a] + away)[:, real]
+    return drawn
 
 
 def _no_nodes(structure: Structure) -> Rule:
@@ -174,7 +213,7 @@ class _Program(NamedTuple):
     chunks: int
     together: int
 
-    def calls(self, given: tuple[np.ndarray, ...], shared: tuple[Any, ...]) -> Iterator[Any]:
+    def calls(self, given: tuple[np.ndarray, ...], shared: tuple[Any, ...]) -> Iterator[np.ndarray]:
         """What the program gives at draws, a call at a time: the draws evenly over the lanes."""
         count, room, side = len(given[0]), self.chunks * self.together, lanes()
         for first in range(0, count, room * side):
@@ -184,51 +223,98 @@ class _Program(NamedTuple):
             place = first + own[:, np.arange(room) % each].ravel()
             chunks = np.int32(-(-each // self.together))
             found = self.run(tuple(part[place] for part in given), (*shared, chunks))
-            yield jax.tree.map(partial(_without_padding, room=room, each=each, size=size), found)
-
-
-def _without_padding(
-    found: Float[np.ndarray, "draw ..."], room: int, each: int, size: int
-) -> Float[np.ndarray, "draw ..."]:
-    by_lane = [found[first : first + each] for first in range(0, len(found), room)]
-    return np.concatenate(by_lane)[:size]
+            by_lane = [found[first : first + each] for first in range(0, len(found), room)]
+            yield np.concatenate(by_lane)[:size]
 
 
 def _program(model: Model, structure: Structure, derived: Derived, bent: bool) -> _Program:
-    """The program of integrals and of coordinates.
-
-    One program, since most of it, to be compiled too, is the search for the modes.
-    """
-    together = int(np.clip(_CACHE_VALUES // model.n_obs, 1, _TOGETHER))
-    columns = max(model.dimension, len(derived.cell), 1)
-    chunks = max(min(_CALL_DRAWS, _CALL_VALUES // columns) // together, 1)
+    """The program of integrals. It also tells places of draws, since finding them is most of it."""
     dimensions = int(structure.sizes.max())
 
-    def integrate(given: Any, shared: tuple[Any, ...]) -> Any:
-        cells, real = Cells(model, structure, shared[0], bent), shared[-1]
-        parts = jax.tree.map(lambda a: a.reshape(chunks, together, a.shape[1]), given)
+    def integrate(given: tuple[Array, ...], shared: tuple[Any, ...]) -> list[Array]:
+        cells = Cells(model, structure, shared[0], bent)
+        place, integrals = cells.at(given[0], *shared[1:])
+        status = jnp.where(integrals.failed, _FAILED, 0.0) + jnp.where(integrals.bent, _BENT, 0.0)
+        numbers = (integrals.prior[None], integrals.own, integrals.empty, status, integrals.derived)
+        return [*cells.packed(place), *numbers]
+
+    shared = (np.zeros(model.n_obs, bool), rule(RULES[dimensions][0], dimensions), derived)
+    what, given = ("cells", structure.digest, bent), (np.zeros(model.dimension),)
+    return _in_chunks(model, what, integrate, given, shared, len(derived.cell))
+
+
+def _drawing(model: Model, structure: Structure, bent: bool) -> _Program:
+    """The program of coordinates, given the places that the program of integrals has found."""
+
+    def draw(given: tuple[Array, ...], shared: tuple[Any, ...]) -> list[Array]:
+        cells = Cells(model, structure, jnp.ones(model.n_obs, bool), bent)
+        return [*cells.drawn_at(*given, *shared)]
+
+    given = np.zeros(model.dimension), np.zeros(2, np.uint32), np.zeros(_places(structure))
+    what = ("coordinates", structure.digest, bent)
+    return _in_chunks(model, what, draw, given, (np.int32(0),))
+
+
+def _in_chunks(
+    model: Model,
+    what: tuple[Any, ...],
+    function: Callable[[Any, Any], list[Array]],
+    given: tuple[np.ndarray, ...],
+    shared: tuple[Any, ...],
+    more: int = 0,
+) -> _Program:
+    """The program of a function of draws side by side, the last axis of all its arrays.
+
+    ``given`` are arrays such as it takes of one draw; it returns arrays that are put below each
+    other, since each would be work to compile: ``more`` numbers beside some for each parameter.
+    """
+    together = int(np.clip(_CACHE_VALUES // model.n_obs, 1, _TOGETHER))
+    chunks = max(min(_CALL_DRAWS, _CALL_VALUES // max(model.dimension, more, 1)) // together, 1)
+
+    def run(given: Any, shared: tuple[Any, ...]) -> Array:
+        parts = [part.reshape(chunks, together, part.shape[1]) for part in given]
 
         @jax.jit  # which is traced once for the two uses of it
-        def of_chunk(k: Array) -> Any:
-            q, keys = (part[k].T for part in parts)
-            return cells.at(q, keys, *shared[1:-1])
+        def of_chunk(k: Array) -> Array:
+            here = tuple(part[k].T for part in parts)
+            return jnp.concatenate(function(here, shared[:-1])).T
 
-        def add(k: Array, found: Any) -> Any:
-            return jax.tree.map(lambda all, one: all.at[k].set(one), found, of_chunk(k))
+        def add(k: Array, found: Array) -> Array:
+            return found.at[k].set(of_chunk(k))
 
-        shapes = jax.eval_shape(of_chunk, jnp.int32(0))
-        begin = jax.tree.map(lambda one: jnp.zeros((chunks, *one.shape), one.dtype), shapes)
-        found = jax.lax.fori_loop(0, real, add, begin)
-        return jax.tree.map(
-            lambda part: jnp.moveaxis(part, -1, 1).reshape(chunks * together, -1), found
-        )
+        shape = jax.eval_shape(of_chunk, jnp.int32(0))
+        begin = jnp.zeros((chunks, *shape.shape))
+        return jax.lax.fori_loop(0, shared[-1], add, begin).reshape(-1, shape.shape[1])
 
-    room, rows = chunks * together * lanes(), np.zeros(model.n_obs, bool)
-    shared = (rows, rule(RULES[dimensions][0], dimensions), derived, np.int32(0), np.int32(0))
-    given = (np.zeros((room, model.dimension)), np.zeros((room, 2), np.uint32))
-    what = ("cells", structure.digest, bent)
-    program = compiled(model, what, integrate, given, shared, quick=few_rows(model))
+    room = chunks * together * lanes()
+    given = tuple(np.zeros((room, len(part)), part.dtype) for part in given)
+    shared = (*shared, np.int32(0))
+    program = compiled(model, what, run, given, shared, quick=few_rows(model))
     return _Program(program, chunks, together)
+
+
+def _places(structure: Structure) -> int:
+    """How many numbers tell the place of a draw."""
+    dimensions = int(structure.sizes.max())
+    return len(structure) * (dimensions + dimensions * (dimensions + 1) // 2)
+
+
+def _parts(numbers: Any, dimensions: int) -> tuple[Any, Factor]:
+    """Modes by coordinate, and factors of the curvature there, of the numbers of places."""
+    entries = iter(numbers[dimensions:])
+    factor = tuple(tuple(next(entries) for _ in range(a + 1)) for a in range(dimensions))
+    return numbers[:dimensions], factor
+
+
+def _unpacked(
+    packed: Float[np.ndarray, "draw number"], structure: Structure
+) -> tuple[Float[np.ndarray, "draw number"], Integrals]:
+    """Numbers of places, and integrals, the draw first, from what the program returns."""
+    count, first = len(structure), _places(structure)
+    ends = first + np.array([0, 1, 1 + count, 1 + 2 * count, 1 + 3 * count])
+    places, prior, own, empty, status, derived = np.split(packed, ends, axis=1)
+    failed, bent = (status == _FAILED) | (status == _FAILED + _BENT), status >= _BENT
+    return places, Integrals(own, empty, derived, failed, bent, prior[:, 0])
 
 
 class Slope(NamedTuple):
@@ -254,16 +340,12 @@ class _Prior:
         return self.far(u) if self.step is None else before[1] + self.step(before[0], u)
 
 
-class _Place(NamedTuple):
-    """Where the integrands of all cells are, their priors, and rows at coordinates of the cells.
+class Place(NamedTuple):
+    """Where the integrands of all cells are: their modes and curvatures, and the prior's slope."""
 
-    ``rows`` gives the sums over those that are kept of every cell, and all of them.
-    """
-
-    mode: Array
+    mode: Float[Array, "cell a draw"]
     factor: Factor
-    prior: _Prior
-    rows: Callable[[Array], tuple[Array, Array]]
+    slope: Slope
 
     def at(self, x: Array) -> Array:
         """Coordinates that are ``x`` sds from the modes."""
@@ -285,6 +367,11 @@ class Cells:
         self.moving = Moving(model, self.coordinates, self.real)
         # rows in no cell add to one more, which nobody looks at
         self.row_cell = np.where(structure.row_cell < 0, count, structure.row_cell)
+
+    @property
+    def _kept(self) -> Array:
+        """The rows that are kept: the same at all draws, or each draw's own."""
+        return self.keep if self.keep.ndim == 2 else self.keep[:, None]
 
     # ------------------------------------------------ the model as cells see it
 
@@ -324,12 +411,6 @@ class Cells:
         along one coordinate of all cells at once are those of each row, which add up by cell.
         """
 
-        def of_prior(flat: Array) -> tuple[Array, Array]:
-            log_prior, moving = self.moving.of(self.model.log_prior_at, flat)
-            gradient, change = jax.linearize(jax.grad(log_prior), moving)
-            changes = jax.vmap(change)(self.moving.along)
-            return self.moving.taken(gradient), jax.vmap(self.moving.taken)(changes)
-
         def of_rows(flat: Array) -> tuple[Array, Array]:
             rows, moving = self.moving.of(self.model.log_likelihood_at, flat)
 
@@ -339,17 +420,28 @@ class Cells:
             along = jax.vmap(lambda v: jax.jvp(first, (moving,), (v,)), out_axes=(None, 0))
             return along(self.moving.along)
 
+        prior = self._prior_slope(q)
+        return prior, jax.tree.map(jnp.add, prior, self._by_cell(*self.each(of_rows, q)))
+
+    def _prior_slope(self, q: Array) -> Slope:
+        """Gradient and Hessian blocks of the log prior."""
+
+        def of_prior(flat: Array) -> tuple[Array, Array]:
+            log_prior, moving = self.moving.of(self.model.log_prior_at, flat)
+            gradient, change = jax.linearize(jax.grad(log_prior), moving)
+            changes = jax.vmap(change)(self.moving.along)
+            return self.moving.taken(gradient), jax.vmap(self.moving.taken)(changes)
+
         gradient, change = self.each(of_prior, q)
         columns = [self._of_cells(change[a]) for a in range(self.dimensions)]
-        prior = Slope(self._of_cells(gradient), jnp.stack(columns, axis=2))
-        return prior, jax.tree.map(jnp.add, prior, self._by_cell(*self.each(of_rows, q)))
+        return Slope(self._of_cells(gradient), jnp.stack(columns, axis=2))
 
     def _by_cell(self, first: Array, second: Array) -> Slope:
         """Sums over the rows of every cell that are kept."""
-        size, keep = self.dimensions, self.keep if self.keep.ndim == 2 else self.keep[:, None]
+        size = self.dimensions
         every = jnp.concatenate([first, second.reshape(size**2, *second.shape[2:])])
-        kept = jnp.moveaxis(jnp.where(keep, every, 0.0), 0, 1)
-        sums = by_owner(kept, self.row_cell, self.count + 1)[:-1]
+        kept = jnp.moveaxis(jnp.where(self._kept, every, 0.0), 0, 1)
+        sums = by_known_owner(kept, self.row_cell, self.count)
         return Slope(sums[:, :size], sums[:, size:].reshape(self.count, size, size, -1))
 
     def _of_cells(self, vector: Array) -> Array:
@@ -358,38 +450,32 @@ class Cells:
 
     # ------------------------------------------------ integrals
 
-    def at(
-        self, q: Array, keys: Array, nodes: Rule, derived: Derived, steps: Array
-    ) -> tuple[Integrals, Array, Array]:
-        """Integrals, positions with the cells drawn given the globals, and whether any was.
-
-        ``nodes`` of the rule for the integrals, ``steps`` for the coordinates; either may be none.
-        """
-        mode, factor, found, slope = self._mode(q, self.take(q))
-        q, height, prior, empty, bent = self._prior(q, mode, factor, slope)
-
-        def rows_at(u: Array) -> tuple[Array, Array]:
-            rows = self.rows(self.place(q, u))
-            kept = jnp.where(self.keep[:, None], rows, 0.0)
-            return by_owner(kept, self.row_cell, self.count + 1)[:-1], rows
-
-        place = _Place(mode, factor, prior, rows_at)
-        own, theirs, invalid = self._sums(place, nodes, derived)
-        u, nowhere = self._moved(place, keys, steps)
-        volume = log_volume(factor)
+    def at(self, q: Array, nodes: Rule, derived: Derived) -> tuple[Place, Integrals]:
+        """Places of the integrands, and their integrals by a rule, which may have no nodes."""
+        place, found = self._place(q)
+        q, height, prior, empty, bent = self._prior(q, place)
+        own, theirs, invalid = self._sums(q, place, prior, nodes, derived)
+        volume = log_volume(place.factor)
         theirs = theirs + volume[derived.cell]
-        integrals = Integrals(own + volume, empty, theirs, invalid | ~found, bent, height[None])
-        return integrals, self.place(q, u), nowhere
+        return place, Integrals(own + volume, empty, theirs, invalid | ~found, bent, height)
 
-    def _sums(self, place: _Place, nodes: Rule, derived: Derived) -> tuple[Array, Array, Array]:
+    def kept_rows(self, q: Array, u: Array) -> tuple[Array, Array]:
+        """Sums over the rows of every cell that are kept, at its coordinates ``u``; all rows."""
+        rows = self.rows(self.place(q, u))
+        kept = jnp.where(self._kept, rows, 0.0)
+        return by_known_owner(kept, self.row_cell, self.count), rows
+
+    def _sums(
+        self, q: Array, place: Place, prior: _Prior, nodes: Rule, derived: Derived
+    ) -> tuple[Array, Array, Array]:
         """Log sums over the nodes, of what is kept and of derived sets, and where they are none."""
         many = (len(derived.cell), place.mode.shape[-1])
 
         def add(k: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
             sums, before = state
             x, u = nodes.nodes[k], place.at(nodes.nodes[k][None, :, None])
-            height = place.prior.at(u, before)
-            value, rows = place.rows(u)
+            height = prior.at(u, before)
+            value, rows = self.kept_rows(q, u)
             value += height + nodes.log_weight[k] + 0.5 * (x**2).sum()
             sign = derived.sign[:, None]
             changes = jnp.where(sign == 0.0, 0.0, sign * rows[derived.row])
@@ -402,19 +488,51 @@ class Cells:
         nothing = jnp.full((self.count, place.mode.shape[-1]), -jnp.inf)
         begin = (nothing, jnp.full(many, -jnp.inf), nothing > 0, jnp.zeros(many, bool))
         first = place.at(nodes.nodes[0][None, :, None])
-        state = begin, (first, place.prior.far(first))
+        state = begin, (first, prior.far(first))
         (own, theirs, invalid, lost), _ = jax.lax.fori_loop(0, nodes.real, add, state)
         invalid |= by_owner(jnp.where(lost, 1.0, 0.0), derived.cell, self.count) > 0
         return own, theirs, invalid
 
-    def _moved(self, place: _Place, keys: Array, steps: Array) -> tuple[Array, Array]:
+    # ------------------------------------------------ coordinates
+
+    def packed(self, place: Place) -> list[Array]:
+        """The numbers of a place, below each other: modes by coordinate, and entries of factors."""
+        columns = (place.mode[:, a] for a in range(self.dimensions))
+        return [*columns, *(entry for line in place.factor for entry in line)]
+
+    def drawn_at(
+        self, q: Array, keys: Array, numbers: Array, steps: Array
+    ) -> tuple[Array, Float[Array, "1 draw"]]:
+        """Positions with the cells drawn given the globals, and 1 where one cell cannot be."""
+        numbers = numbers.reshape(-1, self.count, numbers.shape[-1])
+        columns, factor = _parts(numbers, self.dimensions)
+        mode = jnp.stack([*columns], axis=1)
+        slope = self._prior_slope(self.place(q, mode))
+
+        def log_prior(u: Array) -> Array:
+            if self.bent:
+                return self._way(q, mode, u, _FINE_FIRST) + self._extra(u)
+            away = jnp.where(self.real[..., None], u - mode, 0.0)
+            return self._quadratic(slope, away) + self._extra(u)
+
+        u, nowhere = self.drawn_given(q, Place(mode, factor, slope), log_prior, keys, steps)
+        return self.place(q, u), nowhere.any(axis=0)[None] * 1.0
+
+    def drawn_given(
+        self,
+        q: Array,
+        place: Place,
+        log_prior: Callable[[Array], Array],
+        keys: Array,
+        steps: int | Array = STEPS,
+    ) -> tuple[Array, Array]:
         """Coordinates after Metropolis steps from t densities at the modes, and where none is."""
         tails = 0.5 * (4.0 + self.dimensions)
 
         def move(step: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             x, log_uniform = self._noise(keys, step)
             u = place.at(x)
-            value = place.rows(u)[0] + place.prior.far(u)
+            value = self.kept_rows(q, u)[0] + log_prior(u)
             ratio = value + tails * jnp.log1p((x**2).sum(axis=1) / 4.0)
             accepted = log_uniform < ratio - state[1]
             return _choose(accepted, u, state[0]), jnp.where(accepted, ratio, state[1])
@@ -422,18 +540,6 @@ class Cells:
         nowhere = jnp.full(place.mode[:, 0].shape, -jnp.inf)
         u, ratio = jax.lax.fori_loop(0, steps, move, (place.mode, nowhere))
         return u, ~jnp.isfinite(ratio)
-
-    def drawn_given(
-        self,
-        mode: Array,
-        factor: Factor,
-        log_prior: Callable[[Array], Array],
-        rows: Callable[[Array], tuple[Array, Array]],
-        keys: Array,
-    ) -> tuple[Array, Array]:
-        """The same ``STEPS`` steps, of conditionals whose modes and curvatures are known."""
-        place = _Place(mode, factor, _Prior(log_prior), rows)
-        return self._moved(place, keys, jnp.int32(STEPS))
 
     def _noise(self, keys: Array, step: Array) -> tuple[Array, Array]:
         """Standard t vectors with 4 degrees of freedom, and logs of uniform numbers.
@@ -450,10 +556,12 @@ class Cells:
         t = normal * jnp.sqrt(-2.0 / (rest[0] + rest[1]))
         return jnp.moveaxis(t, 0, 1), rest[2]
 
-    def _mode(self, q: Array, start: Array) -> tuple[Array, Factor, Array, Slope]:
-        """Mode of every cell's integrand by Newton steps, the factor of its curvature there.
+    # ------------------------------------------------ modes and priors
 
-        And where it was found, and the slope of the prior there. A step is taken where the slope
+    def _place(self, q: Array) -> tuple[Place, Array]:
+        """Mode of every cell's integrand by Newton steps, its curvature there, and where it is one.
+
+        They begin from the cells' coordinates of positions. A step is taken where the slope
         along it at its end is no steeper downhill than it was uphill at its beginning, so that a
         concave log density has not fallen; else a third of it is tried. Over the top to where the
         log density is not concave, as in the tails of a t density, no step is taken, and every step
@@ -489,33 +597,38 @@ class Cells:
             return (state[0] < NEWTON_STEPS) & ((state[0] == 0) | ~done)
 
         # nothing is known before the first step, which goes nowhere
+        start = self.take(q)
         one, flat = jnp.ones(start[:, 0].shape), jnp.zeros_like(start)
         factor = tuple(tuple(one for _ in range(a + 1)) for a in range(self.dimensions))
         slope = Slope(flat, jnp.repeat(flat[:, :, None], self.dimensions, axis=2))
         begin = (0, start, one, (flat, factor, one > 0, slope))
         _, u, _, here = jax.lax.while_loop(unfinished, move, begin)
-        return u, here[1], here[2] & (step_from(here)[1] < _NEWTON_FOUND), here[3]
+        return Place(u, here[1], here[3]), here[2] & (step_from(here)[1] < _NEWTON_FOUND)
 
     def _padded(self, blocks: Array) -> Array:
         """Blocks with ones on the diagonal where a cell has fewer coordinates than others."""
         extra = np.eye(self.dimensions) * ~self.real[:, :, None]
         return blocks + extra[..., None]
 
-    def _prior(
-        self, q: Array, mode: Array, factor: Factor, slope: Slope
-    ) -> tuple[Array, Array, _Prior, Array, Array]:
+    def _extra(self, u: Array) -> Array:
+        """Standard normal prior of the coordinates that a cell does not have."""
+        return -0.5 * jnp.where(self.real[..., None], 0.0, u**2).sum(axis=1)
+
+    @staticmethod
+    def _quadratic(slope: Slope, away: Array) -> Array:
+        """Change of a quadratic form that has this slope."""
+        bend = (slope.hessian * away[:, None]).sum(axis=2)
+        return (away * (slope.gradient + 0.5 * bend)).sum(axis=1)
+
+    def _prior(self, q: Array, place: Place) -> tuple[Array, Array, _Prior, Array, Array]:
         """Positions, the log prior there, every cell's change from there, log Z of no rows, bent.
 
         The cells of the positions are at the modes of their priors: far from them changes are large
         numbers that cancel. Its integral is that of a normal density, where its gradient is linear:
-        ``slope``, which is that at ``mode``, then tells its curvature everywhere.
+        the slope at the mode then tells its curvature everywhere.
         """
-        # a cell has no prior in the coordinates that it does not have but a standard normal one
-        missing = ~self.real[..., None]
-
-        def extra(u: Array) -> Array:
-            return -0.5 * jnp.where(missing, u**2, 0.0).sum(axis=1)
-
+        mode, factor, slope = place
+        missing, extra = ~self.real[..., None], self._extra
         drawn, start = q, self.take(q)
         if self.bent:
             unknown = jnp.full(mode[:, 0].shape, jnp.nan)
@@ -542,8 +655,7 @@ class Cells:
 
         def change(u: Array) -> Array:
             away = jnp.where(missing, 0.0, u - start)
-            bend = (hessian * away[:, None]).sum(axis=2)
-            return (away * (gradient + 0.5 * bend)).sum(axis=1) + extra(u)
+            return self._quadratic(Slope(gradient, hessian), away) + extra(u)
 
         def linear(u: Array, there: Array) -> Array:
             """Whether the gradient at ``u`` is what curvature and gradient tell."""
@@ -591,6 +703,42 @@ def by_owner(values: Float[Array, "entry draw"], owner: Any, count: int) -> Arra
     """Sums of the values of each owner."""
     # over contiguous draws a scatter is as fast as the memory
     return jax.ops.segment_sum(values, owner, count)
+
+
+def by_known_owner(
+    values: Float[Array, "entry ..."], owner: Int[np.ndarray, " entry"], count: int
+) -> Array:
+    """The same sums, of owners that are known when the program is made; others are ``count``.
+
+    A scatter is a loop over the entries, which costs XLA microseconds each. Here a few entries of
+    an owner are gathered side by side and added, then what these gave, until all are added up.
+    """
+    order = np.argsort(owner, kind="stable")[: np.count_nonzero(owner < count)]
+    owner = owner[order]
+    while True:
+        sizes = np.bincount(owner, minlength=count)
+        width = _width(sizes)
+        pieces = np.ones(count, int) if width >= sizes.max(initial=1) else -(-sizes // width)
+        begin = np.cumsum(sizes) - sizes
+        rank = np.arange(len(owner)) - begin[owner]
+        piece = (np.cumsum(pieces) - pieces)[owner] + rank // width
+        index, real = (np.zeros((pieces.sum(), width), kind) for kind in (np.int32, bool))
+        index[piece, rank % width], real[piece, rank % width] = order, True
+        beside = values[index]
+        if not real.all():
+            beside = jnp.where(real.reshape(*real.shape, *(1,) * (values.ndim - 1)), beside, 0.0)
+        values = beside.sum(axis=1)
+        if len(values) == count and pieces.max(initial=1) == 1:
+            return values
+        owner, order = np.repeat(np.arange(count), pieces), np.arange(pieces.sum())
+
+
+def _width(sizes: Int[np.ndarray, " owner"]) -> int:
+    """How many entries of an owner to add up at a time: what takes the least work in all."""
+    most = max(int(sizes.max(initial=1)), 1)
+    widths = [2**k for k in range(1, 7) if 2**k < most]
+    work = [(-(-sizes // width)).sum() * (width + 4) for width in widths] + [len(sizes) * most]
+    return [*widths, most][int(np.argmin(work))]
 
 
 def log_add(total: Array, value: Array) -> Array:

@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float
 
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
-from foldwise.scores.cells import Cells, Slope, by_owner, log_add
+from foldwise.scores.cells import Cells, Place, Slope, log_add
 from foldwise.scores.nodes import rule
 from foldwise.scores.small_matrices import Factor, cholesky, log_volume, solve_lower, solve_upper
 
@@ -48,10 +48,9 @@ class Prior(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Nodes of every cell: its mode and factor, values at the nodes, and whether one was found."""
+    """Nodes of every cell: where they are, values there, and whether its mode was found."""
 
-    mode: Float[Array, "cell D draw"]
-    factor: Factor
+    place: Place
     values: Float[Array, "node cell draw"]
     found: Bool[Array, "cell draw"]
 
@@ -83,38 +82,31 @@ class MarginalCells(Cells):
 
     def placed(self, q: Array, size: int) -> tuple[Prior, Placed]:
         """The prior, and nodes with the log integrand there, relative to the prior's height."""
-        prior, mode, factor, found = self._found(q)
+        prior, place, found = self._found(q)
         values = jax.lax.map(
-            lambda node: self._at_node(prior, mode, factor, node)[0], _nodes(size, self.dimensions)
+            lambda node: self._at_node(prior, place, node)[0], _nodes(size, self.dimensions)
         )
-        return prior, Placed(mode, factor, values, found)
+        return prior, Placed(place, values, found)
 
-    def _found(self, q: Array) -> tuple[Prior, Array, Factor, Array]:
-        mode, factor, found, slope = self._mode(q, self.take(q))
-        return self.normal_prior(q, mode, slope), mode, factor, found
+    def _found(self, q: Array) -> tuple[Prior, Place, Array]:
+        place, found = self._place(q)
+        return self.normal_prior(q, place.mode, place.slope), place, found
 
     def _at_node(
-        self, prior: Prior, mode: Array, factor: Factor, node: tuple[Array, Array]
+        self, prior: Prior, place: Place, node: tuple[Array, Array]
     ) -> tuple[Array, Array]:
         """Log integrand of every cell at a node, with its weight, and the rows there."""
         x, log_weight = node
-        u = mode + solve_upper(factor, x[None, :, None])
-        rows = self.rows(self.place(prior.position, u))
-        value = by_owner(jnp.where(self.keep, rows, 0.0), self.row_cell, self.count + 1)[:-1]
+        u = place.at(x[None, :, None])
+        value, rows = self.kept_rows(prior.position, u)
         value += _log_prior_change(prior, u)
         return value + log_weight + 0.5 * (x**2).sum(), rows
 
     def drawn(self, q: Array, keys: Array) -> Array:
         """Positions with the cells drawn given the globals and the rows that are kept."""
-        prior, mode, factor, found = self._found(q)
-
-        def rows_at(u: Array) -> tuple[Array, Array]:
-            rows = self.rows(self.place(prior.position, u))
-            kept = jnp.where(self.keep, rows, 0.0)
-            return by_owner(kept, self.row_cell, self.count + 1)[:-1], rows
-
+        prior, place, found = self._found(q)
         log_prior = partial(_log_prior_change, prior)
-        u, nowhere = self.drawn_given(mode, factor, log_prior, rows_at, keys)
+        u, nowhere = self.drawn_given(prior.position, place, log_prior, keys)
         u = jnp.where((found & ~nowhere)[:, None], u, jnp.nan)
         return self.place(prior.position, u)
 
@@ -125,16 +117,16 @@ class MarginalCells(Cells):
         E[d^2 + dd] - E[d]^2, by the cell's distribution given the rows that are kept, weighed,
         ``by_row``, by the row's own density.
         """
-        prior, mode, factor, found = self._found(q)
+        prior, place, found = self._found(q)
 
         def add(sums: tuple[Array, ...], node: tuple[Array, Array]) -> tuple[Any, None]:
-            value, rows = self._at_node(prior, mode, factor, node)
+            value, rows = self._at_node(prior, place, node)
             log_weight = jnp.concatenate([value, jnp.zeros_like(value[:1])])[self.row_cell]
             log_weight = log_weight + rows if by_row else log_weight
             top = jnp.maximum(sums[0], log_weight)
             safe = jnp.where(jnp.isfinite(top), top, 0.0)
             old, weight = jnp.exp(sums[0] - safe), jnp.exp(log_weight - safe)
-            u = mode + solve_upper(factor, node[0][None, :, None])
+            u = place.at(node[0][None, :, None])
             d, dd = self.each(self.model.flat_derivatives, self.place(prior.position, u))
             new = (jnp.ones_like(d), d, d**2 + dd)
             added = (jnp.where(weight > 0, weight * value, 0.0) for value in new)
@@ -148,15 +140,15 @@ class MarginalCells(Cells):
 
     def rows_given(self, q: Array, size: int) -> Array:
         """Log density of every row given the rows of its cell that are kept, by their nodes."""
-        prior, mode, factor, found = self._found(q)
+        prior, place, found = self._found(q)
 
         def add(sums: tuple[Array, Array], node: tuple[Array, Array]) -> tuple[Any, None]:
-            value, rows = self._at_node(prior, mode, factor, node)
+            value, rows = self._at_node(prior, place, node)
             of_row = jnp.concatenate([value, jnp.zeros_like(value[:1])])[self.row_cell]
             return (log_add(sums[0], value), log_add(sums[1], of_row + rows)), None
 
         nothing = (
-            jnp.full((self.count, mode.shape[2]), -jnp.inf),
+            jnp.full((self.count, place.mode.shape[2]), -jnp.inf),
             jnp.full(self.keep.shape, -jnp.inf),
         )
         (whole, rows), _ = jax.lax.scan(add, nothing, _nodes(size, self.dimensions))
@@ -168,7 +160,7 @@ class MarginalCells(Cells):
     def totals(self, prior: Prior, placed: Placed) -> Array:
         """log p(rows | g) of every cell, and of the rows in none."""
         own = jax.nn.logsumexp(placed.values, axis=0)
-        own += log_volume(placed.factor) - log_volume(prior.factor)
+        own += log_volume(placed.place.factor) - log_volume(prior.factor)
         own = jnp.where(placed.found, own, jnp.nan)
         alone = self.row_cell == self.count
         if not alone.any():
@@ -181,7 +173,7 @@ class MarginalCells(Cells):
         top = placed.values.max(axis=0)
         weights = jnp.exp(placed.values - top)
         weights /= weights.sum(axis=0)
-        count, shape = len(weights), placed.mode.shape
+        count, place, shape = len(weights), placed.place, placed.place.mode.shape
 
         def weighed(flat: Array, weight: Array) -> Array:
             # a row that weighs nothing counts nothing, even where its density is zero
@@ -189,10 +181,10 @@ class MarginalCells(Cells):
 
         def add(total: tuple[Array, ...], node: tuple[Array, ...]) -> tuple[Any, None]:
             x, weight, outside = node
-            away = solve_upper(placed.factor, x[None, :, None])
+            away = solve_upper(place.factor, x[None, :, None])
             of_cell = jnp.concatenate([weight, jnp.full((1, shape[2]), outside)])
             of_row = jnp.where(self.keep, of_cell[self.row_cell], 0.0)
-            there = self.place(prior.position, placed.mode + away)
+            there = self.place(prior.position, place.mode + away)
             slope = total[0] + self.each(jax.grad(weighed), there, of_row)
             away = jnp.broadcast_to(away, shape)
             square = total[2] + weight[:, None, None] * away[:, :, None] * away[:, None]
@@ -209,7 +201,7 @@ class MarginalCells(Cells):
         covariance = square - mean[:, :, None] * mean[:, None]
         factor, _ = cholesky(covariance)
         lower = jnp.stack([_column(factor, a) for a in range(self.dimensions)])
-        return slope + self.mean_prior_gradient(prior.position, placed.mode + mean, lower)
+        return slope + self.mean_prior_gradient(prior.position, place.mode + mean, lower)
 
     def mean_prior_gradient(self, q: Array, mean: Array, columns: Array) -> Array:
         """Mean gradient of the log prior over cells with a mean and a covariance.

@@ -5,6 +5,9 @@ Batched LAPACK is slow for them, and has hung.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -51,12 +54,16 @@ def solve_lower(factor: Factor, right: Array) -> Float[Array, "cell D draw"]:
 
 def solve_upper(factor: Factor, right: Array) -> Float[Array, "cell D draw"]:
     """Solution x of L^T x = right."""
-    size = len(factor)
-    done: dict[int, Array] = {}
-    for a in reversed(range(size)):
-        dot = sum(factor[b][a] * done[b] for b in range(a + 1, size))
-        done[a] = (right[:, a] - dot) / factor[a][a]
-    return jnp.stack([done[a] for a in range(size)], axis=1)
+    return jnp.stack(back_substituted(factor, [right[:, a] for a in range(len(factor))]), axis=1)
+
+
+def back_substituted(factor: Factor, right: Sequence[Any]) -> list[Any]:
+    """The same by coordinate, of arrays of JAX or of NumPy."""
+    done: dict[int, Any] = {}
+    for a in reversed(range(len(factor))):
+        dot = sum(factor[b][a] * done[b] for b in range(a + 1, len(factor)))
+        done[a] = (right[a] - dot) / factor[a][a]
+    return [done[a] for a in range(len(factor))]
 
 
 def log_volume(factor: Factor) -> Float[Array, "cell draw"]:
