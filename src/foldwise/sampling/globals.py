@@ -29,7 +29,15 @@ from foldwise.models.structure import (
 )
 from foldwise.sampling.layers import Layered, Layers, climbed
 from foldwise.sampling.pooled import Draws
-from foldwise.sampling.proposals import Mixture, Proposal, by_differences, climb, fitted, sharpened
+from foldwise.sampling.proposals import (
+    MOST_GLOBALS,
+    Mixture,
+    Proposal,
+    by_differences,
+    climb,
+    fitted,
+    sharpened,
+)
 from foldwise.sampling.starts import near_init, normal_range, spread_out
 from foldwise.scores.cells import (
     NORMAL_STEPS,
@@ -44,9 +52,9 @@ from foldwise.scores.nodes import FEW, RULES, rule
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
 
-# Up to this many globals a mixture can fit their posterior, and up to this many that all hang
-# together where it is nearly normal, as that of a fit may be: folds are not refitted so.
-MOST_GLOBALS, _MOST_TOGETHER = 15, 40
+# Up to this many globals that all hang together a mixture can fit their posterior where it is nearly
+# normal, as that of a fit may be: folds are not refitted so.
+_MOST_TOGETHER = 40
 CHAINS, DRAWS = 4, 1000
 # Metropolis steps of a draw, of models of so few rows that these cost nothing beside compiling: one
 # in two or three is refused, and with three steps twice as many of 4,000 draws are effective

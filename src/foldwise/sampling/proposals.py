@@ -34,11 +34,13 @@ _POINTS_EACH = 10
 _TAILS, _WIDER, _TAILS_OF_MANY = 0.15, 2.5, 0.02
 # Weight of a part below which it is dropped.
 _LEAST_PART = 1e-3
+# Up to this many parameters a mixture can fit their posterior, whatever its shape.
+MOST_GLOBALS = 15
 # Degrees of freedom of t densities. Their draws are all too far away, or all too close, in all
-# directions at once, so that in many dimensions few are where they should be: beyond this many,
-# degrees are added, two for each: for the 31 globals of the Rasch model of bench/fit.py, 5 degrees
-# would waste half of the draws.
-_FREEDOM, _MANY = 5.0, 15
+# directions at once, so that in many dimensions few are where they should be: beyond those of
+# ``MOST_GLOBALS``, degrees are added, two for each: for the 31 globals of the Rasch model of
+# bench/fit.py, 5 degrees would waste half of the draws.
+_FREEDOM = 5.0
 # Effective points for each parameter without which moments of many parameters are not learned, and
 # a share below which a mixture in many dimensions is hopeless.
 _MOMENTS_EACH, _HOPELESS = 40, 0.02
@@ -195,7 +197,7 @@ class Mixture:
     @property
     def freedom(self) -> float:
         """Degrees of freedom of all parts."""
-        return _FREEDOM + 2.0 * max(0, self.centre.shape[1] - _MANY)
+        return _FREEDOM + 2.0 * max(0, self.centre.shape[1] - MOST_GLOBALS)
 
     def beside(self, other: Mixture) -> Mixture:
         """Half of this and half of another."""
@@ -207,7 +209,7 @@ class Mixture:
 
     def with_tails(self) -> Mixture:
         """This, and a little of the same that is wider: a scale's log has a long tail."""
-        share = _TAILS if self.centre.shape[1] <= _MANY else _TAILS_OF_MANY
+        share = _TAILS if self.centre.shape[1] <= MOST_GLOBALS else _TAILS_OF_MANY
         return Mixture(
             np.concatenate([self.centre, self.centre]),
             np.concatenate([self.factor, _WIDER * self.factor]),
@@ -259,7 +261,7 @@ def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mix
         # a first round may miss a tail
         if number and share >= _GOOD and _largest(ratio) <= _MOST_RATIO:
             return proposal
-        if g > _MANY and share < _HOPELESS:
+        if g > MOST_GLOBALS and share < _HOPELESS:
             return None
         every, value = np.concatenate(points), np.concatenate(values)
         proposed = scipy.special.logsumexp(
@@ -267,7 +269,7 @@ def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mix
         )
         weight = _flattened(np.where(np.isfinite(value), value - proposed, -np.inf), g)
         best, many = proposal, number >= _PLAIN_ROUNDS
-        if g <= _MANY:
+        if g <= MOST_GLOBALS:
             core = many_parts(every, weight, rng) if many else learned(every, weight, core)
         elif 1.0 / (weight**2).sum() >= _MOMENTS_EACH * g:
             core = learned(every, weight, core)

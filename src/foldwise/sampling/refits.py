@@ -24,9 +24,17 @@ from jaxtyping import Int
 
 from foldwise.folds.folds import Folds
 from foldwise.models.model import Model
-from foldwise.sampling.globals import MOST_GLOBALS, Marginal, too_many
+from foldwise.sampling.globals import Marginal, too_many
 from foldwise.sampling.layers import Layered, Layers, layered
-from foldwise.sampling.proposals import Mixture, climb, fitted, learned, many_parts, share_of
+from foldwise.sampling.proposals import (
+    MOST_GLOBALS,
+    Mixture,
+    climb,
+    fitted,
+    learned,
+    many_parts,
+    share_of,
+)
 from foldwise.scores.cells import priors_bent
 from foldwise.scores.importance import Importance, by_importance
 from foldwise.scores.weighing import FullSample, Scored
