@@ -52,8 +52,8 @@ from foldwise.scores.nodes import FEW, RULES, rule
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
 
-# Up to this many globals that all hang together a mixture can fit their posterior where it is nearly
-# normal, as that of a fit may be: folds are not refitted so.
+# Up to this many globals that all hang together a mixture can fit their posterior where it is
+# nearly normal, as that of a fit may be: folds are not refitted so.
 _MOST_TOGETHER = 40
 CHAINS, DRAWS = 4, 1000
 # Metropolis steps of a draw, of models of so few rows that these cost nothing beside compiling: one
