@@ -40,8 +40,6 @@ _ANOTHER_MODE = 1e-3
 _FEW_SETS = 3
 # Draws at which rules are compared.
 _LOOKED_AT = 64
-# The wide rule, whose nodes are many times as many, looks at one in so many of them.
-_WIDE_EVERY = 4
 # Draws that are held at once: of this many values.
 _VALUES = 2**22
 
@@ -434,9 +432,8 @@ class Values:
         wide = WIDE[self._dimensions]
         if not wide:
             return True
-        values = values[:, ::_WIDE_EVERY]
         found = np.empty_like(values)
-        step.spread(self._integrals(draws[::_WIDE_EVERY], step, wide[0]), found)
+        step.spread(self._integrals(draws, step, wide[0]), found)
         with np.errstate(invalid="ignore"):
             more = (found[columns] - values[columns] > _ANOTHER_MODE).any(axis=1)
         level[columns[more]] = len(self._sizes)
