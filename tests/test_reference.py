@@ -1,12 +1,17 @@
 """Draws and scores are those of a file that was written before the source was rearranged.
 
 Short runs, since chains amplify rounding: what is compared to 1e-9 must not hang on the order in
-which a processor adds. Folds start from normal draws made here, but for one problem, which is
-fitted. To write the file anew, when draws are meant to change: ``python tests/test_reference.py``.
+which a processor adds. So the runs are made in a process of their own whose programs use what every
+processor of the last ten years has (``PLAIN``). Folds start from normal draws made here, but for
+one problem, which is fitted. To write the file anew, when draws are meant to change:
+``python tests/test_reference.py``.
 """
 
 import json
 import os
+import platform
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -24,6 +29,13 @@ from foldwise.studies import air, rats, toy
 
 FILE = Path(__file__).with_name("reference.json")
 SETTINGS = {"warmup": 12, "draws": 20, "batch": 4, "seed": 11, "progress": False}
+# Without AVX-512: XLA, and NumPy and its BLAS, choose among instructions when they start, and each
+# choice adds in another order.
+PLAIN = {
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    "OPENBLAS_CORETYPE": "Haswell",
+}
 COLUMNS = ("elpd", "mcse", "ess", "rhat", "slowest_ess", "acceptance", "overlap", "full_data")
 
 
@@ -114,19 +126,36 @@ def run(name, known):
         return values(study(name, known) if name in STUDIES else RUNS[name]())
 
 
+def all_runs():
+    """Moments of the studies' posteriors and values of all runs, of this process."""
+    found = {"moments": {name: moments(make()[0]) for name, make in STUDIES.items()}}
+    return found | {"values": {name: run(name, found) for name in [*STUDIES, *RUNS]}}
+
+
+def in_plain_process(*arguments):
+    """What this file prints in a process with plain instructions."""
+    command = [sys.executable, "-W", "ignore", __file__, *arguments]
+    given = {"env": {**os.environ, **PLAIN}, "check": True, "stdout": subprocess.PIPE}
+    return json.loads(subprocess.run(command, **given).stdout)
+
+
 @last_bits
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 instructions")
 @pytest.mark.parametrize("name", [*STUDIES, *RUNS])
 def test_draws_and_scores_are_those_of_before(name):
     if name in ("rats", "air") and not os.environ.get("FOLDWISE_DATA"):
         pytest.skip("the published data are not here: FOLDWISE_DATA must name their folder")
-    known = json.loads(FILE.read_text())
-    before, now = known["values"][name], run(name, known)
+    before, now = json.loads(FILE.read_text())["values"][name], in_plain_process(name)
     assert set(now) == set(before)
     for column, expected in before.items():
         np.testing.assert_allclose(now[column], expected, rtol=1e-9, atol=1e-9, err_msg=column)
 
 
 if __name__ == "__main__":
-    found = {"moments": {name: moments(make()[0]) for name, make in STUDIES.items()}}
-    found["values"] = {name: run(name, found) for name in [*STUDIES, *RUNS]}
-    FILE.write_text(json.dumps(found, indent=0) + "\n")
+    match sys.argv[1:]:
+        case []:
+            FILE.write_text(json.dumps(in_plain_process("all"), indent=0) + "\n")
+        case ["all"]:
+            print(json.dumps(all_runs()))
+        case [one]:
+            print(json.dumps(run(one, json.loads(FILE.read_text()))))
