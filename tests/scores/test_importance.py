@@ -19,6 +19,7 @@ from foldwise.scores import importance
 from foldwise.scores.importance import by_importance
 from foldwise.scores.smoothing import k_limit, smoothed
 from foldwise.scores.weighing import FullSample
+from foldwise.support.memory import limited
 
 SIZES = np.array([2, 3, 4, 6, 8])
 GROUP = np.repeat(np.arange(len(SIZES)), SIZES)
@@ -220,6 +221,14 @@ def test_pieces_give_what_one_piece_gives(monkeypatch, name):
         np.testing.assert_allclose(
             pieces.influence[score], whole.influence[score], rtol=1e-3, atol=1e-3
         )
+
+
+def test_as_many_numbers_at_once_as_the_draws_have(monkeypatch):
+    monkeypatch.setattr(importance, "VALUES", 500)
+    assert importance.held_at_once(100, 3) == 500
+    assert importance.held_at_once(100, 2000) == 200_000
+    with limited(10**7):
+        assert importance.held_at_once(100, 2000) == 75_000
 
 
 def test_blocks_give_what_one_block_gives(monkeypatch):

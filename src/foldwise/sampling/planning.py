@@ -11,7 +11,7 @@ from foldwise.models.model import Model
 from foldwise.sampling.run import Settings
 from foldwise.sampling.target import Goal
 from foldwise.sampling.tuning import FULL_SHARE, FULL_VALUES, WATCHED, fold_metrics_fit
-from foldwise.scores.importance import VALUES, VALUES_SHARE
+from foldwise.scores.importance import held_at_once
 from foldwise.scores.needs import Emit, emitted
 from foldwise.scores.sums import BLOCKS, GRID, TAIL, WATCH_BLOCKS
 from foldwise.support.memory import limit_of, limited, most_values, used_memory
@@ -81,7 +81,7 @@ def planned(
     if weighted:
         # what is left out and what is tested, at every draw, or one while the other is made
         held = (k + (rows if emit.by_row else 0)) * _FIT_DRAWS
-        weights = 2 * min(held, most_values(VALUES, VALUES_SHARE))
+        weights = 2 * min(held, held_at_once(_FIT_DRAWS, d))
         if weights > sum(numbers.values()):
             numbers = {"weights of the folds": weights}
     found = {name: 8 * int(count) for name, count in numbers.items()}

@@ -163,7 +163,10 @@ def _at_all(
     def name(some: Members) -> str:
         return f"{len(some)} draws of {len(folds)} folds"
 
-    job = Job(_at_draws, asked, lambda some: (positions[some], some), halved, name)
+    def parcel(some: Members) -> tuple[Float[np.ndarray, "draw d"], Members]:
+        return positions if len(some) == count else positions[some], some
+
+    job = Job(_at_draws, asked, parcel, halved, name)
     parts: dict[int, _AtDraws] = {}
     room: dict[str, np.ndarray] = {}
     lost = []

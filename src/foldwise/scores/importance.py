@@ -46,8 +46,8 @@ from foldwise.support.memory import most_values
 from foldwise.support.workers import Job, Members, Workers, halved, in_turn
 
 _NO_DRAWS = FullSample(np.zeros((0, 0)), 1, 1)
-# Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each),
-# and the share of a limit of memory that they may take.
+# Folds, and test rows where scores are by row, times draws that are held at once (8 bytes each), if
+# the draws themselves have no more numbers, and the share of a limit of memory that they may take.
 VALUES, VALUES_SHARE = 2**25, 0.06
 # The same of what is smoothed at once, in several arrays that should stay in the cache.
 _BLOCK_VALUES = 2**20
@@ -127,12 +127,20 @@ def by_importance(
         return _blocks(how, found, sizes[piece], stages[1])
 
     parts, keeps = list[Importance](), keeper() if draws.excess is None else Keeper()
-    for piece in in_pieces(sizes, most_values(VALUES, VALUES_SHARE) // len(positions)):
+    for piece in in_pieces(sizes, held_at_once(*positions.shape) // len(positions)):
         stages = [Finished(keeps, "integrals"), Finished(keeps, "smoothed")]
         parts += keeps.made("weights", partial(scored, piece, stages))
         for stage in stages:
             stage.forget()
     return replace(_joined(parts), draws=draws)
+
+
+def held_at_once(draws: int, dimension: int) -> int:
+    """How many numbers of folds at draws are held at once.
+
+    A piece of the folds needs the integrals of all cells: no more pieces than memory asks for.
+    """
+    return most_values(max(VALUES, draws * dimension), VALUES_SHARE)
 
 
 class _How(NamedTuple):
