@@ -29,6 +29,7 @@ from foldwise.sampling.marginal import (
     all_parameters,
     marginal_fit,
     marginal_models,
+    pays,
 )
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.planning import check_memory
@@ -149,7 +150,8 @@ def cross_validate(
     marginal
         Whether parameters that belong to a group of rows alone are integrated out: of the full-data
         fit, the weights, and the chains of folds, which then sample what is left; where draws are
-        kept or predicted from, these parameters are drawn given it. None: wherever that can be.
+        kept or predicted from, these parameters are drawn given it. None: wherever that can be and
+        pays, which it does not for chains where most are shared and no group loses all its rows.
         False: nowhere, the brute force of the paper on all parameters. True: an error says where
         it cannot be.
     estimator
@@ -208,12 +210,13 @@ def cross_validate(
     work = f"cross-validation{models[0].label}" if len(models) == 1 else f"{len(models)} models"
     with working(executor, models), limited(share), kept, Progress(progress, work) as bar:
         began = time.perf_counter()
-        _begin_to_compile(models, folds, settings, weighted, alone)
+        chained = not weighted and marginal is None
+        _begin_to_compile(models, folds, settings, weighted, alone, chained)
         import_for_tables()
         preparing = time.perf_counter() - began
         fits = []
         for candidate, own_seed in zip(models, seeds, strict=True):
-            fits.append(_fit(candidate, fit, own_seed, bar, alone, not weighted))
+            fits.append(_fit(candidate, fit, own_seed, bar, alone, chained))
         tasks = [
             Task(candidate, folds, own_fit, replace(settings, seed=own_seed), fit is None, marginal)
             for candidate, own_fit, own_seed in zip(models, fits, seeds, strict=True)
@@ -550,24 +553,30 @@ def _check_bridge(folds: Folds, settings: Settings) -> None:
 
 
 def _begin_to_compile(
-    models: Sequence[Model], folds: Folds, settings: Settings, weighted: bool, alone: bool
+    models: Sequence[Model],
+    folds: Folds,
+    settings: Settings,
+    weighted: bool,
+    alone: bool,
+    chained: bool,
 ) -> None:
     """Let programs compile in the background that will be needed, whatever the fit will be.
 
     That of the folds only where the fit does not decide its shapes, and every fold has chains.
     ``alone``: parameters of groups are integrated out, where there are any. Where most belong to
-    none, chains may be on all of them after all.
+    none, fits for ``chained`` folds, and chains, may be on all of them after all.
     """
     model = models[0]
     rows_program(model)  # what is looked at first
     by_class = any(rule.discrete for rule in needs.rules_of(settings.scores).values())
     cells_used = alone and _have_cells(models[:1])
-    all_used = not cells_used or (not weighted and cells_at_start(model).mostly_shared)
-    if not by_class and not weighted and all_used and fold_metrics_fit(model, folds):
+    shared = cells_at_start(model) if cells_used else None
+    on_all = shared is None or (chained and not pays(shared, folds))
+    if not by_class and not weighted and on_all and fold_metrics_fit(model, folds):
         emit = needs.emitted(settings.scores, settings.keep, folds, model, np.zeros(0))
         shape = MetricShape(own=True)
         fold_program(model, folds, settings, emit, shape, len(models)).compile()
-    if all_used:
+    if shared is None or (chained and shared.mostly_shared):
         gradients_program(model)
     else:
-        cells.begin_to_compile(model, cells_at_start(model))
+        cells.begin_to_compile(model, shared)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy
@@ -125,6 +126,30 @@ def test_cells_are_drawn_by_as_many_steps_as_their_conditionals_ask_for(kind, st
     monkeypatch.setattr(globals_module, "conditional_draws", seen)
     assert draw_globals(of.model, 1, QUIET) is not None
     assert taken == [steps]
+
+
+def test_effects_of_large_counts_are_not_taken_for_normal():
+    """Three nodes see nothing of what one lacks there; modes are off by 1 / (2 sqrt(y)) sds."""
+    y = np.round(np.exp(np.linspace(6.1, 10.0, 60)))
+
+    def log_likelihood(p):
+        return y * p["u"] - jnp.exp(p["u"])
+
+    def log_prior(p):
+        away = (p["u"] - p["mu"]) * jnp.exp(-p["log_tau"])
+        shared = ((p["mu"] - 8.0) / 2.0) ** 2 + p["log_tau"] ** 2
+        return -0.5 * (jnp.sum(away**2) + shared) - 60 * p["log_tau"]
+
+    start = {"log_tau": 0.0, "mu": 8.0, "u": np.log(y)}
+    drawn = draw_globals(fw.Model(log_prior, log_likelihood, start, 60), 1, QUIET)
+    flat = drawn.positions.reshape(-1, 62)
+    tau, mu, u = np.exp(flat[:, 0, None]), flat[:, 1, None], flat[:, 2:]
+    grid = np.log(y) + np.linspace(-8, 8, 401)[:, None, None] / np.sqrt(y)
+    density = y * grid - np.exp(grid) - 0.5 * ((grid - mu) / tau) ** 2
+    weight = np.exp(density - density.max(axis=0))
+    mean = (weight * grid).sum(axis=0) / weight.sum(axis=0)
+    z = ((u - mean) * np.sqrt(y)).mean(axis=0) * np.sqrt(len(flat))
+    assert np.abs(z).max() < 4.5 and abs(z.sum()) < 4.0 * np.sqrt(60)
 
 
 def test_effects_with_heavy_tails_are_integrated_out_of_the_fit():

@@ -1,14 +1,20 @@
 """When chains are on the globals alone, and with which rules."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from effects import Effects, Group
 from problems import far_groups, regression
 
 import foldwise as fw
+from foldwise import crossval
+from foldwise.sampling import full_data
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.marginal import all_parameters, marginal_fit, marginal_models
+from foldwise.sampling.pooled import draw_pooled
 from foldwise.sampling.run import Settings
 from foldwise.support.progress import Progress
 
@@ -85,6 +91,36 @@ def test_the_fit_for_chains_samples_few_effects_too():
     np.testing.assert_array_equal(alone.sampled, np.arange(6))
     every = full_data_fit(model, 1, Progress(False), marginal=True, chained=True)
     assert every.sampled is None and every.settled
+
+
+def test_a_late_fit_counts_what_came_before(monkeypatch):
+    before = []
+
+    def apart(*given):
+        for run in draw_pooled(*given):
+            before.append(replace(run, apart=True))
+            yield before[-1]
+
+    monkeypatch.setattr(full_data, "draw_pooled", apart)
+    fit = full_data_fit(few_effects(), 1, Progress(False), marginal=True, chained=True)
+    np.testing.assert_array_equal(fit.sampled, np.arange(6))
+    assert fit.gradients > before[-1].gradients > 0
+
+
+@pytest.mark.parametrize("marginal, chained", [(None, True), (True, False)])
+def test_what_is_asked_for_holds_for_the_fit_too(marginal, chained, monkeypatch):
+    asked = []
+
+    def fitted(*given):
+        asked.append(given[-1])
+        return full_data_fit(*given)
+
+    monkeypatch.setattr(crossval, "full_data_fit", fitted)
+    folds = fw.leave_future_out(60, start=54)
+    fw.cross_validate(
+        few_effects(), folds, method="mcmc", marginal=marginal, seed=1, progress=False
+    )
+    assert asked == [chained]
 
 
 def test_what_needs_draws_of_all_parameters():

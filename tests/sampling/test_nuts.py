@@ -78,6 +78,15 @@ def test_few_parameters_are_left_to_the_windows(rng):
     assert not run.uncorrelated and not run._looks
 
 
+@pytest.mark.parametrize("iterations", [850, 1500])
+def test_only_a_usual_warm_up_is_cut_short(rng, iterations):
+    """Others have other windows: none ends at 450, or more than one follows."""
+    model, _, _ = normal(stretched(rng, 1.0))
+    run = Nuts(model, 1, 0.1 * rng.normal(size=(4, D)), Progress(False))
+    run.warm_up(iterations)
+    assert run._done == iterations
+
+
 def test_warm_up_is_not_cut_short_where_chains_disagree(rng):
     """Two modes that no chain leaves: the last window is kept."""
     model = fw.Model(

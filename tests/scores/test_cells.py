@@ -16,12 +16,14 @@ from foldwise.scores.cell_sets import Values, needs_of
 from foldwise.scores.cells import (
     NORMAL_STEPS,
     RULES,
+    STEPS,
     Derived,
     by_known_owner,
     conditional_draws,
     log_integrals,
     rule,
 )
+from foldwise.support.runtime import alone
 
 SMOOTH = ("normal", "Poisson", "binomial", "Bernoulli", "negative binomial", "Student-t")
 
@@ -136,6 +138,39 @@ def test_coordinates_given_the_globals_are_normal_where_all_is(steps):
         assert (np.abs(found.mean(axis=0)) < 4.5 / np.sqrt(count)).all()
         off = found.T @ found / count - np.eye(size)
         assert (np.abs(off) < 4.5 * np.sqrt((1 + np.eye(size)) / count)).all()
+
+
+@pytest.mark.parametrize("prior, steps", [("normal", STEPS), ("Student-t", STEPS)])
+def test_coordinates_given_the_globals_are_those_of_a_grid(prior, steps):
+    """Distribution functions, of conditionals that are not normal, as counts and answers make."""
+    kinds, count = 2 * ["Poisson", "Bernoulli"], 4000
+    of = Effects([Group(1, kind, prior, rows=3) for kind in kinds])
+    draw, bent = of.draws(1), prior != "normal"
+    given = np.repeat(draw, count, 0)
+    drawn, failed = conditional_draws(of.model, of.structure, given, 1, steps, bent)
+    assert not failed.any()
+    grid = np.linspace(-12.0, 12.0, 4001)
+    for (effect,) in of.effects:
+        there = np.repeat(draw, len(grid), 0)
+        there[:, 2 + effect] = grid
+        with jax.enable_x64(True):
+            rows = jax.vmap(of.model.flat_log_likelihood)(there).sum(axis=1)
+            density = np.asarray(rows + jax.vmap(of.model.flat_log_prior)(there))
+        below = np.cumsum(np.exp(density - density.max()))
+        below /= below[-1]
+        shares = np.sort(np.interp(drawn[:, 2 + effect], grid, below))
+        # the distance of Kolmogorov and Smirnov: beyond 2.2 / sqrt(count) once in 10,000
+        assert np.abs(shares - (np.arange(count) + 0.5) / count).max() < 2.2 / np.sqrt(count)
+
+
+@pytest.mark.parametrize("steps", [0, NORMAL_STEPS])
+def test_coordinates_are_the_same_whatever_runs_beside_them(steps):
+    of = normal((1, 3, 2, 3))
+    given = np.repeat(of.draws(1), 1500, 0)
+    some, _ = conditional_draws(of.model, of.structure, given, 1, steps)
+    with alone():
+        others, _ = conditional_draws(of.model, of.structure, given, 1, steps)
+    np.testing.assert_allclose(some, others, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 1, 1], [0, 1, 150, 2, 0, 7], [70, 70], []])

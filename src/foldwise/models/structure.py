@@ -403,6 +403,7 @@ def _globals_apart(
     ties = scipy.sparse.csr_array(prior + prior.T)
     every = scipy.sparse.vstack([rows, ties], format="csr")[:, chosen].astype(np.int32)
     met = gathered @ every
+    met.data[:] = 1  # whether, not how often: products of counts may overflow
     graph = met.T @ met + ties[chosen][:, chosen]
     return len(taken_apart(scipy.sparse.csr_array(graph))) > 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -117,7 +118,7 @@ def fit(
         model.check_gradient()
         starts, spent = starting_points(model, chains, seed)
         run = draw_nuts(model, starts, draws, warmup, seed, bar)
-    result = _made(model, run, seed, began, spent)
+    result = _made(model, run, seed, _Before(began, spent))
     _refuse_improper(model, result)
     result.warn(stacklevel=3)
     return result
@@ -144,41 +145,56 @@ def full_data_fit(
         begin_with_nuts(model, CHAINS)
     model.check_gradient()
     for run in draw_pooled(model, seed, bar) if suits(model) else ():
-        result = _made(model, run, seed, began)
+        result = _made(model, run, seed, _Before(began))
         stuck = np.ptp(run.positions, axis=(0, 1)).min() == 0
         spent, starts = run.gradients, None if stuck else far_apart(run.ends, 4)
         if not stuck and not run.apart and not result.problems():
             return result
         _refuse_improper(model, result)
         ends = run.ends
-    if later and (alone := _of_globals(model, seed, bar)):
+    before = _Before(began, spent, ends)
+    if later and (alone := _of_globals(model, seed, bar, before=before)):
         return alone
-    if ends is not None and (good := _of_modes(model, ends, seed, bar, began, spent)):
+    if ends is not None and (good := _of_modes(model, ends, seed, bar, before)):
         return good
     if starts is None:
         starts, more = starting_points(model, 4, seed)
-        spent += more
+        before = before._replace(spent=spent + more)
     run = draw_nuts(model, starts, 1000, 1000, seed, bar)
-    result = _made(model, run, seed, began, spent, ends)
+    result = _made(model, run, seed, before)
     if not suits(model):
         _refuse_improper(model, result)
     result.warn(stacklevel=outside())
     return result
 
 
+class _Before(NamedTuple):
+    """What came before a fit's draws: since when, how many gradients, and positions of chains."""
+
+    began: float
+    spent: int = 0
+    ends: Float[np.ndarray, "chain draw d"] | None = None
+
+
 def _of_globals(
-    model: Model, seed: int, bar: Progress, draws: int = DRAWS, chains: int = CHAINS
+    model: Model,
+    seed: int,
+    bar: Progress,
+    draws: int = DRAWS,
+    chains: int = CHAINS,
+    before: _Before | None = None,
 ) -> Fit | None:
     """A fit of the globals alone, the cells drawn given them, if it is a good one.
 
     At least 1,600 draws: steps that stay count as draws, and 400 effective ones are needed.
     """
-    began, size = time.perf_counter(), max(draws, -(-4 * ESS_LIMIT // chains))
+    before = before or _Before(time.perf_counter())
+    size = max(draws, -(-4 * ESS_LIMIT // chains))
     for longer in (1, _LONGER):  # where draws are correlated still, that is less than NUTS takes
         run = draw_globals(model, seed, bar, size, chains, longer)
         if run is None:
             return None
-        result = _made(model, run, seed, began)
+        result = _made(model, run, seed, before)
         if not result.problems():
             return result
         if np.nanmin(result.ess) < _HOPELESS_ESS:
@@ -191,14 +207,13 @@ def _of_modes(
     ends: Float[np.ndarray, "chain draw d"],
     seed: int,
     bar: Progress,
-    began: float,
-    spent: int,
+    before: _Before,
 ) -> Fit | None:
     """A fit by a mixture around the modes in which short chains have ended, if it is a good one."""
     run = draw_small(model, far_apart(ends, _CLIMBERS), seed, bar)
     if run is None:
         return None
-    result = _made(model, run, seed, began, spent, ends)
+    result = _made(model, run, seed, before)
     return None if result.problems() else result
 
 
@@ -207,15 +222,15 @@ def longer_fit(model: Model, before: Fit, draws: int, bar: Progress, marginal: b
 
     The globals alone where that can be and is wanted, else by NUTS from some of ``before``.
     """
-    began = time.perf_counter()
+    earlier = _Before(time.perf_counter(), before.gradients)
     alone = draw_globals(model, before.seed, bar, draws) if marginal else None
     if alone is not None:
-        result = _made(model, alone, before.seed, began, before.gradients)
+        result = _made(model, alone, before.seed, earlier)
         if not result.problems():
             return replace(result, seconds=result.seconds + before.seconds)
     starts = before.flat[np.linspace(0, len(before.flat) - 1, 4).astype(int)]
     run = draw_nuts(model, starts, draws, 1000, before.seed, bar)
-    result = _made(model, run, before.seed, began, before.gradients)
+    result = _made(model, run, before.seed, earlier)
     return replace(result, seconds=result.seconds + before.seconds)
 
 
@@ -320,32 +335,26 @@ def _refuse_improper(model: Model, fit: Fit) -> None:
     )
 
 
-def _made(
-    model: Model,
-    run: Draws,
-    seed: int,
-    began: float,
-    spent: int = 0,
-    ends: Float[np.ndarray, "chain draw d"] | None = None,
-) -> Fit:
-    """The fit of what was drawn; ``spent`` gradients before, ``ends`` those of an earlier try."""
+def _made(model: Model, run: Draws, seed: int, before: _Before) -> Fit:
+    """The fit of what was drawn."""
     if not np.isfinite(run.positions).all():
         raise FitError(
             "the full-data fit gave draws that are not finite; check the model's log density "
             "for overflow, and its init"
         )
+    flat = run.positions.reshape(-1, model.dimension)
     result = Fit(
         run.positions,
         fingerprint_of(model, run.positions[0, 0]),
         run.step_size,
         run.divergences,
         seed,
-        time.perf_counter() - began,
+        time.perf_counter() - before.began,
         model.name,
-        run.gradients + spent,
+        run.gradients + before.spent,
         run.thin,
         run.piece,
-        0 if ends is None else _missed(ends, run.positions.reshape(-1, model.dimension)),
+        0 if before.ends is None else _missed(before.ends, flat),
         made_elsewhere=False,
         sampled=run.sampled,
     )

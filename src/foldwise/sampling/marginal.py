@@ -88,7 +88,7 @@ def marginal_models(
     if len({structure.digest for structure in structures}) > 1:
         return [], "the models of the family differ in what belongs to groups"
     structure, rules = structures[0], Rules(0, 0)
-    if not wanted and not _pays(structure, folds):
+    if not wanted and not pays(structure, folds):
         return [], "most are shared, and no group loses all its rows"
     for model, fit in zip(models, fits, strict=True):
         some = np.unique(np.linspace(0, len(fit.flat) - 1, _LOOKED_AT).astype(int))
@@ -110,7 +110,7 @@ def marginal_models(
     return [MarginalModel.of(model, structure, rules) for model in models], ""
 
 
-def _pays(structure: Structure, folds: Folds) -> bool:
+def pays(structure: Structure, folds: Folds) -> bool:
     """Whether chains on the globals are worth what they cost.
 
     They are where at most half of the parameters are left, or groups lose all their rows, whose

@@ -40,8 +40,8 @@ _DIVERGENCE = 1000
 # the last window, as in Stan.
 _RETUNE, _LAST = 150, 50
 # Of a warm-up of 1,000, the window after which it may be over, and R-hat up to which chains agree
-# about it. The next and last window would have 500 iterations.
-_LATE_WINDOW, _AGREE = (250, 450), 1.1
+# about it. The next and last window would have 500 iterations. Who asks for more gets more.
+_USUAL, _LATE_WINDOW, _AGREE = 1000, (250, 450), 1.1
 # By how much the acceptance to which step sizes adapt is over 0.8: at first, in coordinates without
 # correlations, and where transitions diverge. Correlations are those of the posterior's middle: in
 # its tails they are others, and steps that are long in the middle do not get there or stay for
@@ -114,8 +114,8 @@ class Nuts:
 
         Where correlations are seen, chains go on in coordinates without them. These are learned
         anew at every look in the place of windows, and soon known. Else, of many parameters, whose
-        variances alone are learned, the last window is left out where chains agree in the one
-        before it and nothing diverges at its end.
+        variances alone are learned, the last window of a usual warm-up is left out where chains
+        agree in the one before it and nothing diverges at its end.
         """
         from blackjax.adaptation.window_adaptation import build_schedule
 
@@ -125,7 +125,8 @@ class Nuts:
         table = np.array(build_schedule(iterations))
         many = self.model.dimension > DENSE_WINDOWS and iterations >= 2 * _LOOKS[-1]
         looks = _LOOKS if many and self._looks else ()
-        pauses = (*looks, *_LATE_WINDOW) if many else ()
+        late = tuple(np.flatnonzero(table[:, 1])[-3:-1] + 1) == _LATE_WINDOW
+        pauses = (*looks, *(_LATE_WINDOW if many and late and iterations <= _USUAL else ()))
         first, found = 0, []
         while first < iterations and not (first > iterations // 2 and self.collapsed):
             stop = min(first + _SEGMENT, iterations, *(k for k in pauses if k > first))

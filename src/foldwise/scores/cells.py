@@ -189,9 +189,10 @@ def _normal_draws(
     """``draws`` with the coordinates of cells from normal densities at their places."""
     count, size = len(structure), int(structure.sizes.max())
     columns, factor = _parts(np.moveaxis(places.reshape(len(draws), -1, count), 1, 0), size)
-    noise = rng.standard_normal((size, len(draws), count))
+    # a draw has its numbers together, so that they are the same whatever a call has room for
+    noise = rng.standard_normal((len(draws), size, count))
     drawn = draws.copy()
-    for a, away in enumerate(back_substituted(factor, [*noise])):
+    for a, away in enumerate(back_substituted(factor, [*np.moveaxis(noise, 1, 0)])):
         real = structure.coordinates[:, a] >= 0
         drawn[:, structure.coordinates[real, a]] = (columns[a] + away)[:, real]
     return drawn
