@@ -521,6 +521,11 @@ def test_missing_values_are_not_scored(seed):
         )
         assert float(found.log_prior(position)) == pytest.approx(prior, abs=1e-10)
     np.testing.assert_array_equal(found.y, Y[seen])
+    result = fw.cross_validate(found, fw.leave_one_out(N - 2), seed=seed, progress=False)
+    away = (Y - 0.1 * np.arange(N))[seen]
+    mean, variance = (away.sum() - away) / (N - 2), 1.0 + 1.0 / (N - 2)
+    z = result.folds["elpd"].values - st.norm(mean, np.sqrt(variance)).logpdf(away)
+    assert np.abs(z / result.folds["mcse"].values).max() < 4.5
 
 
 @pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")

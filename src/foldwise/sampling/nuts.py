@@ -45,9 +45,7 @@ _USUAL, _LATE_WINDOW, _AGREE = 1000, (250, 450), 1.1
 # By how much the acceptance to which step sizes adapt is over 0.8: at first, in coordinates without
 # correlations, and where transitions diverge. Correlations are those of the posterior's middle: in
 # its tails they are others, and steps that are long in the middle do not get there or stay for
-# long. With an acceptance of 0.89 the tail of the groups' scale beyond 3.5 sds in FarScale(6,
-# spare=14) of tests/problems.py has one effective draw in 72, with 0.96 one in 4, and the mean as
-# many a gradient.
+# long, as in the tail of the groups' scale in FarScale(6, spare=14) of tests/problems.py.
 _CAUTION = (0.0, 0.15, 0.19)
 _CAREFUL = 1
 

@@ -61,10 +61,10 @@ _EVEN, _FINE_FIRST = np.linspace(0.0, 1.0, 17), np.sinh(np.linspace(0.0, 5.0, 49
 # Relative departure of the prior's gradient from linear that is still rounding.
 _LINEAR = 1e-7
 # Row values of the draws that are worked on side by side, and how many these are at most: gathers
-# and sums by cell take a row's draws as one piece, and of 16 or more they take half as long as of
-# 4, on radon and on a Rasch model, although their rows leave the cache. And draws that a lane has
-# room for in a call, fewer where they would give more numbers than this.
-_CACHE_VALUES, _TOGETHER = 2**19, 32
+# and sums by cell take a row's draws as one piece, and long pieces are faster although their rows
+# leave the cache. And draws that a lane has room for in a call, fewer where they would give more
+# numbers than this.
+_ROW_VALUES, _TOGETHER = 2**19, 32
 _CALL_DRAWS, _CALL_VALUES = 512, 2**20
 # What is added up to say that no mode was found, and that a prior is not normal.
 _FAILED, _BENT = 1.0, 2.0
@@ -269,7 +269,7 @@ def _in_chunks(
     ``given`` are arrays such as it takes of one draw; it returns arrays that are put below each
     other, since each would be work to compile: ``more`` numbers beside some for each parameter.
     """
-    together = int(np.clip(_CACHE_VALUES // model.n_obs, 1, _TOGETHER))
+    together = int(np.clip(_ROW_VALUES // model.n_obs, 1, _TOGETHER))
     chunks = max(min(_CALL_DRAWS, _CALL_VALUES // max(model.dimension, more, 1)) // together, 1)
 
     def run(given: Any, shared: tuple[Any, ...]) -> Array:
@@ -702,7 +702,7 @@ def _choose(which: Bool[Array, "cell draw"], one: Array, two: Array) -> Array:
 
 def by_owner(values: Float[Array, "entry draw"], owner: Any, count: int) -> Array:
     """Sums of the values of each owner."""
-    # over contiguous draws a scatter is as fast as the memory
+    # owners that are known only when the program runs
     return jax.ops.segment_sum(values, owner, count)
 
 
