@@ -7,10 +7,11 @@ errors. Then leave-one-out of the kidiq data in PyMC and in Bambi against publis
 which must agree within one nat. Then models of NumPyro whose rows depend on each other given the
 parameters, on published data, against quadrature: every fold within four Monte Carlo errors, and
 their root mean square over folds and seeds at most 1.25. Then models of PyMC and Bambi with
-censored, truncated and mixture rows, rows of two variables, autoregressions, random walks and
-marginal processes, likewise. One seed says little: all folds are scored from the same draws of a
-handful of parameters, so that their errors go together (24 seeds of the kidiq mixture: 0.43 to 2.07
-each, 1.15 over all). Needs FOLDWISE_DATA for all but the first part.
+censored, truncated, mixture and missing rows, rows of two variables or of several numbers,
+autoregressions, random walks and marginal processes, and one of NumPyro with a factor, likewise.
+One seed says little: all folds are scored from the same draws of a handful of parameters, so that
+their errors go together (24 seeds of the kidiq mixture: 0.43 to 2.07 each, 1.15 over all). Needs
+FOLDWISE_DATA for all but the first part.
 
     FOLDWISE_DATA=... python bench/adapters.py [same] [kidiq] [dependent] [pymc]
         [--seeds 10] [--only mixture]
@@ -22,6 +23,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -226,6 +228,14 @@ def bounded_kidiq(folder):
         mu, s = priors()
         parts = [pm.Normal.dist(mu, s), pm.Normal.dist(mu, 3 * s)]
         pm.Mixture("y", [0.9, 0.1], parts, observed=whole)
+
+    def in_numpyro():
+        a = numpyro.sample("a", dist.Normal(87.0, 50.0))
+        line = a + numpyro.sample("b", dist.Normal(0.0, 20.0)) * x
+        s = numpyro.sample("s", dist.Exponential(1 / 20))
+        numpyro.sample("seen", dist.Normal(line[~high], s), obs=y[~high])
+        numpyro.factor("high", jax.scipy.stats.norm.logsf(110.0, line[high], s))
+
     own = {
         "Intercept": bambi.Prior("Normal", mu=87.0, sigma=50.0),
         "x": bambi.Prior("Normal", mu=0.0, sigma=20.0),
@@ -254,6 +264,8 @@ def bounded_kidiq(folder):
         ("kidiq, censored, Bambi", fw.from_bambi(in_bambi), folds, exact),
         ("kidiq, two variables", fw.from_pymc(apart, rows={**rows, "high": np.flatnonzero(high)}),
          folds, exact),
+        ("kidiq, a factor, NumPyro",
+         fw.from_numpyro(in_numpyro, rows={**rows, "high": np.flatnonzero(high)}), folds, exact),
         ("kidiq, mixture", fw.from_pymc(outliers), folds, Quadrature(axes, log_prior, mixed_rows)),
     ]  # fmt: skip
 
@@ -278,6 +290,52 @@ def truncated_radon(folder):
 
     exact = Quadrature(axes, log_prior, rows)
     return [("radon, truncated", fw.from_pymc(model), fw.leave_one_out(len(y)), exact)]
+
+
+def incomplete(folder):
+    """Children's scores of which every fifth is missing; rats as columns of five weights each."""
+    data = pd.read_csv(Path(folder) / "kidiq.csv")
+    whole = data["kid_score"].to_numpy(float)
+    x = scipy.stats.zscore(data["mom_iq"].to_numpy(float))
+    missing = np.arange(len(whole)) % 5 == 0
+    with pm.Model() as imputed, warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
+        a, b, s = pm.Normal("a", 87.0, 50.0), pm.Normal("b", 0.0, 20.0), pm.Exponential("s", 1 / 20)
+        pm.Normal("y", a + b * x, s, observed=np.where(missing, np.nan, whole))
+    weights = pd.read_csv(Path(folder) / "rats.csv").pivot(
+        index="day", columns="rat", values="weight"
+    )
+    days = weights.index.to_numpy(float)[:, None] - 22.0
+    weights = weights.to_numpy(float)
+    with pm.Model() as columns:
+        a, b, s = pm.Normal("a", 240.0, 50.0), pm.Normal("b", 6.0, 5.0), pm.Exponential("s", 1 / 20)
+        pm.Normal("y", a + b * days, s, observed=weights)
+
+    def log_prior(place, spread, slope, wide):
+        def found(a, b, t):
+            normal = scipy.stats.norm.logpdf
+            return normal(a, place, spread) + normal(b, slope, wide) - np.exp(t) / 20 + t
+
+        return found
+
+    def children(a, b, t):
+        return regression(a, b, x[~missing], np.exp(t)).logpdf(whole[~missing])
+
+    def rats(a, b, t):
+        return sum(
+            regression(a, b, day, np.exp(t)).logpdf(row)
+            for day, row in zip(days[:, 0], weights, strict=True)
+        )
+
+    one = np.linspace(81, 93, 30), np.linspace(3, 16, 30), np.linspace(2.5, 3.3, 40)
+    two = np.linspace(234, 251, 34), np.linspace(5.3, 7.1, 34), np.linspace(2.3, 3.3, 40)
+    of_children = Quadrature(one, log_prior(87, 50, 0, 20), children)
+    of_rats = Quadrature(two, log_prior(240, 50, 6, 5), rats)
+    return [
+        ("kidiq, missing", fw.from_pymc(imputed), fw.leave_one_out((~missing).sum()), of_children),
+        ("rats, five weights a row", fw.from_pymc(columns, row_axis=1), fw.leave_one_out(30),
+         of_rats),
+    ]  # fmt: skip
 
 
 def series(folder):
@@ -337,7 +395,12 @@ def series(folder):
 
 
 def in_pymc(folder):
-    return [*bounded_kidiq(folder), *truncated_radon(folder), *series(folder)]
+    return [
+        *bounded_kidiq(folder),
+        *truncated_radon(folder),
+        *incomplete(folder),
+        *series(folder),
+    ]
 
 
 def against_quadrature(cases, seeds, first, only):
