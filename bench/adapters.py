@@ -9,12 +9,12 @@ parameters, on published data, against quadrature: every fold within four Monte 
 their root mean square over folds and seeds at most 1.25. Then models of PyMC and Bambi with
 censored, truncated, mixture and missing rows, rows of two variables or of several numbers,
 autoregressions, random walks and marginal processes, and one of NumPyro with a factor, likewise.
-One seed says little: all folds are scored from the same draws of a handful of parameters, so that
+Few seeds say little: all folds are scored from the same draws of a handful of parameters, so that
 their errors go together (24 seeds of the kidiq mixture: 0.43 to 2.07 each, 1.15 over all). Needs
 FOLDWISE_DATA for all but the first part.
 
     FOLDWISE_DATA=... python bench/adapters.py [same] [kidiq] [dependent] [pymc]
-        [--seeds 10] [--only mixture]
+        [--seeds 40] [--only mixture]
 """
 
 import argparse
@@ -434,7 +434,7 @@ def main():
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", default=["same", "kidiq", "dependent", "pymc"])
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--only", default="", help="of the last two, cases that have this in them")
     given = parser.parse_args()

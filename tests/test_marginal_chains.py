@@ -20,6 +20,7 @@ SCHEMES = {
     "group": (lambda group: fw.leave_group_out(group), "log"),
     "by row": (lambda group: fw.k_fold(len(group), 4, seed=1), "log_pointwise"),
     "future": (lambda group: fw.leave_future_out(len(group), 12, horizon=2, step=2), "log"),
+    "buffers": (lambda group: fw.h_block(len(group), 2)[1::3], "log"),
 }
 
 
@@ -78,6 +79,16 @@ def test_a_far_group_needs_no_rungs(seed):
     found = fw.cross_validate(problem.model(), problem.folds, seed=seed, **SETTINGS)
     assert np.abs(z_of(found, problem.joint())).max() < 4
     assert (found.folds["status"].values == "fine").all()
+
+
+def test_rungs_lead_to_folds_that_leave_out_half_of_the_groups(seed):
+    """Half of them are 12 sds away from the others, and so is the mean without them."""
+    problem = far_groups(12.0, groups=8, far=4)
+    problem = replace(problem, folds=fw.leave_group_out(np.repeat([0, 1], 20)))
+    found = fw.cross_validate(problem.model(), problem.folds, seed=seed, **SETTINGS)
+    assert found.info["sampled"] == "sampled 1 parameter; 8 integrated out"
+    assert found.run.evidence.ladder.rungs
+    assert np.abs(z_of(found, problem.joint())).max() < 4
 
 
 def test_members_of_a_family_are_sampled_side_by_side(seed):
