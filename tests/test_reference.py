@@ -29,9 +29,12 @@ from foldwise.studies import air, rats, toy
 
 FILE = Path(__file__).with_name("reference.json")
 SETTINGS = {"warmup": 12, "draws": 20, "batch": 4, "seed": 11, "progress": False}
-# Without AVX-512: XLA, and NumPy and its BLAS, choose among instructions when they start, and each
-# choice adds in another order.
+# Without AVX-512 and with one thread of BLAS: XLA, NumPy and its BLAS choose among instructions when
+# they start, and each choice adds in another order, as does each number of threads, which packages
+# that other tests import set for all processes to come.
 PLAIN = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
     "OPENBLAS_CORETYPE": "Haswell",
