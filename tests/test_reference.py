@@ -29,9 +29,9 @@ from foldwise.studies import air, rats, toy
 
 FILE = Path(__file__).with_name("reference.json")
 SETTINGS = {"warmup": 12, "draws": 20, "batch": 4, "seed": 11, "progress": False}
-# Without AVX-512 and with one thread of BLAS: XLA, NumPy and its BLAS choose among instructions when
-# they start, and each choice adds in another order, as does each number of threads, which packages
-# that other tests import set for all processes to come.
+# Without AVX-512 and with one thread of BLAS: XLA, NumPy and its BLAS choose among instructions
+# when they start, and each choice adds in another order, as does each number of threads, which
+# packages that other tests import set for all processes to come.
 PLAIN = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
