@@ -393,6 +393,20 @@ def test_an_executor_that_ends_costs_nothing_that_is_kept(five, tmp_path, monkey
 # ---------------------------------------------------------------- Dask
 
 
+def test_a_worker_in_the_place_of_another_says_all_that_it_lacks(monkeypatch):
+    """A piece that brings what its first worker lacked may come to a new one without models."""
+    monkeypatch.setattr(workers, "_KNOWN", {})
+    model = problems.regression().model()
+    by = workers.Workers(None, 1, [model])
+    job = workers.Job(lambda shared, parcel: shared, model, lambda piece: piece, list, str)
+    models, shared = workers._Sender(job, by).needed.items()
+    assert workers.work({models[0]: None, **dict([shared])}, job.do, None) == (
+        "missing",
+        [models[0]],
+    )
+    assert workers.work(dict([models, shared]), job.do, None)[0] == "done"
+
+
 def test_dask_workers_that_are_killed_cost_their_piece_alone():
     distributed = pytest.importorskip("distributed", reason="needs foldwise[cluster]")
     problem = problems.hierarchical()

@@ -162,12 +162,14 @@ def work(needed: dict[str, bytes | None], do: Callable[..., Any], parcel: Any) -
     """
     try:
         with _LOCK:
+            # first of all: what jobs share cannot be read without its models, which a worker that
+            # has taken another's place may lack
+            missing = [key for key, sent in needed.items() if sent is None and key not in _KNOWN]
+            if missing:
+                return "missing", missing
             for digest, content in needed.items():
                 if content is not None and digest not in _KNOWN:
                     _KNOWN[digest] = _Loader(io.BytesIO(content)).load()
-            missing = [digest for digest in needed if digest not in _KNOWN]
-            if missing:
-                return "missing", missing
             for digest in needed:  # models are needed for longer than what came after them
                 shared = _KNOWN[digest] = _KNOWN.pop(digest)
             while len(_KNOWN) > _MOST_KNOWN:
