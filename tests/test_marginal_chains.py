@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effects import Effects, Group
 from hard import EightSchools
 from problems import FarScale, far_groups
 
@@ -250,3 +251,22 @@ def test_what_cannot_be_integrated_is_said(schools, groups, seed):
     plain = fw.Model(lambda m: -0.5 * m**2, lambda m: -0.5 * (problem.y - m) ** 2, 0.0, 8)
     with pytest.raises(ValueError, match="no parameters belong to a group"):
         fw.cross_validate(plain, problem.folds, marginal=True, seed=1, **SETTINGS)
+
+
+def test_a_fit_agrees_with_nuts_on_all_parameters():
+    """Means, squares, and shares below quantiles, of counts with effects of groups."""
+    model = Effects([Group(1, "Poisson", rows=3) for _ in range(8)]).model
+    ours = fw.fit(model, seed=1, progress=False)
+    theirs = fw.fit(model, seed=2, marginal=False, draws=2000, progress=False)
+    assert ours.sampled.tolist() == [0, 1] and theirs.sampled is None
+    centre, cuts = theirs.flat.mean(axis=0), np.quantile(theirs.flat, [0.05, 0.5, 0.95], axis=0)
+    features = [lambda x: x, lambda x: (x - centre) ** 2]
+    features += [lambda x, cut=cut: (x < cut) * 1.0 for cut in cuts]
+    for feature in features:
+        one, two = (feature(fit.positions) for fit in (ours, theirs))
+        error = [
+            part.reshape(-1, part.shape[-1]).var(axis=0) / by_parameter("ess", part)
+            for part in (one, two)
+        ]
+        z = (one.mean(axis=(0, 1)) - two.mean(axis=(0, 1))) / np.sqrt(sum(error))
+        assert np.abs(z).max() < 4.5
