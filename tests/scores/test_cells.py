@@ -10,6 +10,7 @@ import scipy
 from effects import Effects, Group, columns
 
 import foldwise as fw
+from foldwise.models.evaluate import rows_at
 from foldwise.models.structure import find_cells, without_cells
 from foldwise.scores import cell_sets
 from foldwise.scores.cell_sets import Values, needs_of
@@ -54,7 +55,8 @@ def values_of(of, folds, by_row=False, draws=None):
     values = Values(of.model, of.structure, needs, draws)
     found = np.concatenate([part for _, part in values.at(draws)], axis=1)
     sets = columns(of.structure, needs)
-    return sets, found[: len(sets)], ~values.unsettled[: len(sets)], found[len(sets) :]
+    rows = np.concatenate([part for _, part in rows_at(of.model, draws)]).T
+    return sets, found, ~values.unsettled[: len(sets)], rows
 
 
 def brute(of, sets, draws, **grid):
@@ -312,13 +314,30 @@ def test_row_densities_are_evaluated_only_where_somebody_needs_them(monkeypatch)
     of, asked = normal((1, 2, 3, 2, 1)), []
     monkeypatch.setattr(cell_sets, "rows_at", lambda *given: asked.append(given) or iter(()))
     draws, folds = of.draws(), folds_of(of)
-    values = Values(of.model, of.structure, needs_of(of.structure, folds, True), draws)
-    list(values.at(draws, rows=False))
-    assert not asked  # all rows are of cells
-    list(values.at(draws))
-    assert asked
-    asked.clear()
-    apart = without_cells(of.model)
-    values = Values(of.model, apart, needs_of(apart, folds, True), draws)
-    list(values.at(draws, rows=False))
-    assert asked
+    for structure, rows in ((of.structure, 0), (without_cells(of.model), 1)):
+        needs = needs_of(structure, folds, True)
+        values = Values(of.model, structure, needs, draws)
+        values.sums([needs.left_out, needs.by_row], draws)
+        assert len(asked) == rows  # all rows are of cells, or none
+        values.sums([needs.left_out], draws, look=print)
+        assert len(asked) == rows + 1
+        asked.clear()
+
+
+def test_sums_of_integrals_and_rows():
+    """Some rows are in no cell: both parts of a matrix count, at every draw."""
+    of = normal((1, 2, 1))
+    draws = np.resize(of.draws(), (700, of.model.dimension))
+    draws[:, of.structure.globals] += 0.01 * np.arange(700)[:, None]
+    alone = without_cells(of.model)
+    needs = needs_of(of.structure, folds_of(of), True)
+    values = Values(of.model, of.structure, needs, draws)
+    width = values.count + of.model.n_obs
+    matrix = scipy.sparse.random_array((5, width), density=0.3, rng=1, format="csr")
+    integrals = np.concatenate([part for _, part in values.at(draws)], axis=1)
+    rows = np.concatenate([part for _, part in rows_at(of.model, draws)]).T
+    (found,) = values.sums([matrix], draws)
+    np.testing.assert_allclose(found, matrix @ np.concatenate([integrals, rows]), rtol=1e-12)
+    values = Values(of.model, alone, needs_of(alone, folds_of(of), True), draws)
+    (found,) = values.sums([matrix[:, -len(rows) :]], draws)
+    np.testing.assert_allclose(found, matrix[:, -len(rows) :] @ rows, rtol=1e-12)

@@ -14,7 +14,7 @@ from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import concatenated_ranges, owners
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
-from foldwise.scores.cell_sets import Needs, Values, needs_of
+from foldwise.scores.cell_sets import Needs, Values, needs_of, row_sums
 from foldwise.scores.dependent import given_training
 from foldwise.scores.needs import Emit, observed_of
 from foldwise.scores.weighing import FullSample, Predictions, arrays_held, recorded_at
@@ -218,34 +218,32 @@ def _at_draws(
 
 def _of_values(asked: Asked, values: Values, positions: Float[np.ndarray, "draw d"]) -> _AtDraws:
     """Sums of integrals and of row densities."""
-    folds, needs, count = asked.folds, values.needs, len(positions)
-    m = np.empty((len(folds), count))
-    alike = asked.alike
-    t = m if alike else np.empty_like(m)
-    rows = None if needs.by_row is None else np.empty((needs.by_row.shape[0], count))
-    full_folds = np.full(len(folds), -np.inf if asked.full else np.nan)
-    # of no use without scores by row
-    by_row = asked.full and rows is not None
-    full_rows = np.full(len(folds.test_rows), -np.inf if by_row else np.nan)
-    entries = (np.ones(len(folds.test_rows)), folds.test_rows, folds.test_start)
-    test = scipy.sparse.csr_array(entries, (len(folds), folds.n))
-    for part, found in values.at(positions, asked.full):
-        density = found[values.count :]
-        with np.errstate(invalid="ignore"):
-            m[:, part] = _times(needs.left_out, found)
-            if not alike:
-                t[:, part] = _times(needs.tested, found)
-            if rows is not None and needs.by_row is not None:
-                rows[:, part] = _times(needs.by_row, found)
-            if asked.full:
-                fold_sum = scipy.special.logsumexp(_times(test, density), axis=1)
-                full_folds = np.logaddexp(full_folds, fold_sum)
-            if by_row:
-                row_sum = scipy.special.logsumexp(density, axis=1)
-                full_rows = np.logaddexp(full_rows, row_sum[folds.test_rows])
-    by_draw = {"left_out": m} | ({} if alike else {"tested": t})
-    by_draw |= {} if rows is None else {"rows": rows}
-    return _AtDraws(by_draw, full_folds, full_rows, values.unsettled.copy())
+    folds, needs = asked.folds, values.needs
+    named = {"left_out": needs.left_out, "tested": needs.tested, "rows": needs.by_row}
+    if asked.alike:
+        del named["tested"]
+    wanted = {name: matrix for name, matrix in named.items() if matrix is not None}
+    full = _FullScores(folds, asked.full, asked.full and needs.by_row is not None)
+    look = full.add if asked.full else None
+    found = values.sums(list(wanted.values()), positions, look)
+    by_draw = dict(zip(wanted, found, strict=True))
+    return _AtDraws(by_draw, full.folds, full.rows[folds.test_rows], values.unsettled.copy())
+
+
+class _FullScores:
+    """Logs of sums over draws of densities of folds' test rows, and of each row; or no numbers."""
+
+    def __init__(self, folds: Folds, known: bool, by_row: bool):
+        entries = (np.ones(len(folds.test_rows)), folds.test_rows, folds.test_start)
+        self.test = scipy.sparse.csr_array(entries, (len(folds), folds.n))
+        self.folds = np.full(len(folds), -np.inf if known else np.nan)
+        self.rows, self.by_row = np.full(folds.n, -np.inf if by_row else np.nan), by_row
+
+    def add(self, density: Float[np.ndarray, "draw row"]) -> None:
+        of_folds = scipy.special.logsumexp(row_sums(self.test, density), axis=1)
+        self.folds = np.logaddexp(self.folds, of_folds)
+        if self.by_row:  # of no use without scores by row
+            self.rows = np.logaddexp(self.rows, scipy.special.logsumexp(density, axis=0))
 
 
 def _jointly(asked: Asked, positions: Float[np.ndarray, "draw d"]) -> _AtDraws:
@@ -256,10 +254,6 @@ def _jointly(asked: Asked, positions: Float[np.ndarray, "draw d"]) -> _AtDraws:
     full = scipy.special.logsumexp(found.tested, axis=1)
     unknown = np.full(len(asked.folds.test_rows), np.nan)
     return _AtDraws(by_draw, full, unknown, np.zeros(0, bool))
-
-
-def _times(matrix: scipy.sparse.csr_array, values: np.ndarray) -> np.ndarray:
-    return np.asarray(matrix @ values)
 
 
 def _touched(needs: Needs, unsettled: Bool[np.ndarray, " column"], folds: Folds) -> np.ndarray:

@@ -11,7 +11,7 @@ Both are sums, with signs, of integrals and of row log densities: sparse matrice
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import gather, owners, starts
-from foldwise.models.evaluate import rows_at, rows_program
+from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure, exchanged
 from foldwise.scores.cells import (
@@ -40,8 +40,9 @@ _ANOTHER_MODE = 1e-3
 _FEW_SETS = 3
 # Draws at which rules are compared.
 _LOOKED_AT = 64
-# Draws that are held at once: of this many values.
-_VALUES = 2**22
+# Integrals at draws that are held at once, and densities of rows that are added up at once: these
+# are put in another order on the way, in the cache.
+_VALUES, _CACHED = 2**22, 2**17
 
 
 @dataclass(frozen=True)
@@ -255,24 +256,47 @@ class Values:
             some = np.linspace(0, len(draws) - 1, _LOOKED_AT).astype(int)
             self._settle(draws[np.unique(some)])
 
-    @property
-    def rows_needed(self) -> bool:
-        """Whether some fold needs log densities of rows: those in no cell."""
-        matrices = (self.needs.left_out, self.needs.tested, self.needs.by_row)
-        return any(m is not None and m.indices.max(initial=-1) >= self.count for m in matrices)
+    def sums(
+        self,
+        matrices: Sequence[scipy.sparse.csr_array],
+        draws: Float[np.ndarray, "draw d"],
+        look: Callable[[Float[np.ndarray, "draw row"]], None] | None = None,
+    ) -> list[Float[np.ndarray, "line draw"]]:
+        """Products of matrices, whose columns are as in ``Needs``, with all values at the draws.
+
+        ``look`` is shown the log densities of rows at all draws, a batch of these at a time;
+        without it they are evaluated only if a matrix needs them.
+        """
+        found = [np.zeros((matrix.shape[0], len(draws))) for matrix in matrices]
+        of_cells, of_rows = (
+            [matrix[:, part] for matrix in matrices]
+            for part in (slice(self.count), slice(self.count, None))
+        )
+        with np.errstate(invalid="ignore"):  # no numbers where integrals are lost
+            for part, values in self.at(draws):
+                for whole, matrix in zip(found, of_cells, strict=True):
+                    whole[:, part] = matrix @ values
+            if look is None and not any(matrix.nnz for matrix in of_rows):
+                return found
+            first = 0
+            for _, density in rows_at(self.model, draws):
+                if look is not None:
+                    look(density)
+                here = slice(first, first + len(density))
+                for whole, matrix in zip(found, of_rows, strict=True):
+                    if matrix.nnz:
+                        whole[:, here] += row_sums(matrix, density)
+                first = here.stop
+        return found
 
     def at(
-        self, draws: Float[np.ndarray, "draw d"], rows: bool = True
+        self, draws: Float[np.ndarray, "draw d"]
     ) -> Iterator[tuple[slice, Float[np.ndarray, "column draw"]]]:
-        """Values of all columns, for one part of the draws after the other.
-
-        Without ``rows``, log densities of rows are there only if folds need them.
-        """
-        rows, batch = rows or self.rows_needed, rows_program(self.model)[1]
-        size = max(_VALUES // (self.count + self.model.n_obs) // batch, 1) * batch
-        for first in range(0, len(draws), size):
+        """All integrals, for one part of the draws after the other."""
+        size = max(_VALUES // max(self.count, 1), 1)
+        for first in range(0, len(draws) if self.passes else 0, size):
             part = draws[first : first + size]
-            values = np.empty((self.count + self.model.n_obs, len(part)))
+            values = np.empty((self.count, len(part)))
             for step in self.passes:
                 found = self._integrals(part, step, step.nodes)
                 step.spread(found, values)
@@ -280,10 +304,6 @@ class Values:
                 self.unsettled[step.columns] |= wrong[step.cells]
                 self.unsettled[step.empty_columns] |= wrong[step.empty_cells]
                 self.unsettled[step.derived_columns] |= wrong[step.derived.cell[step.used]]
-            done = 0
-            for _, density in rows_at(self.model, part) if rows else ():
-                values[self.count :, done : done + len(density)] = density.T
-                done += len(density)
             yield slice(first, first + len(part)), values
 
     def _integrals(self, draws: np.ndarray, step: _Pass, size: int) -> Integrals:
@@ -459,3 +479,15 @@ class Values:
         settled = level[columns] < len(sizes)
         step.nodes = sizes[int(level[columns][settled].max(initial=0))]
         self.unsettled[columns[~settled]] = True
+
+
+def row_sums(
+    matrix: scipy.sparse.csr_array, density: Float[np.ndarray, "draw row"]
+) -> Float[np.ndarray, "line draw"]:
+    """The product of a matrix with the values of rows at draws, of which a draw's are together."""
+    found = np.empty((matrix.shape[0], len(density)))
+    size = max(_CACHED // density.shape[1], 8)
+    for first in range(0, len(density), size):
+        part = slice(first, first + size)
+        found[:, part] = matrix @ density[part].T
+    return found

@@ -66,8 +66,5 @@ def _given_cells(
     needs = needs_of(model.structure, folds, by_row=False)
     placed = model.placed(positions)
     values = Values(model.base, model.structure, needs, placed)
-    left_out, tested = (np.empty((len(folds), len(positions))) for _ in range(2))
-    for part, found in values.at(placed):
-        with np.errstate(invalid="ignore"):
-            left_out[:, part], tested[:, part] = needs.left_out @ found, needs.tested @ found
+    left_out, tested = values.sums([needs.left_out, needs.tested], placed)
     return GivenTraining(left_out, tested, None)
