@@ -238,12 +238,24 @@ class Mixture:
         return np.array(found)
 
 
-def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mixture | None:
+Points = tuple[Float[np.ndarray, "point g"], Float[np.ndarray, " point"]]
+
+
+def first_round(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Points:
+    """Points from a mixture with tails, and their log densities: ``fitted`` begins with them."""
+    points = start.with_tails().draw(rng, _ROUNDS[0])
+    return points, density(points)
+
+
+def fitted(
+    density: LogDensity, start: Mixture, rng: np.random.Generator, begun: Points | None = None
+) -> Mixture | None:
     """A mixture that weights hardly have to correct; None where none was found.
 
-    In each round the moments of its parts, later many parts, come from the weighted draws of the
-    rounds before, whose proposals count as one mixture. In many dimensions they come from many
-    draws only, and many parts would be of no use.
+    ``begun`` is the first round, where it has been made. In each round the moments of its parts,
+    later many parts, come from the weighted draws of the rounds before, whose proposals count as
+    one mixture. In many dimensions they come from many draws only, and many parts would be of no
+    use.
     """
     core: Mixture | None = start
     points, values, used = [], [], []
@@ -252,11 +264,15 @@ def fitted(density: LogDensity, start: Mixture, rng: np.random.Generator) -> Mix
         if core is None:
             return None
         proposal = core.with_tails()
-        some = proposal.draw(rng, count)
+        if number:
+            some = proposal.draw(rng, count)
+            found = density(some)
+        else:
+            some, found = begun or first_round(density, start, rng)
         points.append(some)
-        values.append(density(some))
+        values.append(found)
         used.append((count, proposal))
-        ratio = values[-1] - proposal.log_density(some)
+        ratio = found - proposal.log_density(some)
         share = share_of(ratio)
         # a first round may miss a tail
         if number and share >= _GOOD and _largest(ratio) <= _MOST_RATIO:

@@ -30,6 +30,7 @@ from foldwise.sampling.proposals import (
     MOST_GLOBALS,
     Mixture,
     climb,
+    first_round,
     fitted,
     learned,
     many_parts,
@@ -227,11 +228,11 @@ def _proposal(
     marginal = Marginal(full.model, full.structure, full.reference, keep, full.nodes, full.bent)
     if isinstance(around, Layered):
         return layered(around.layers.of(marginal), around.mixture, rng)
-    some = around.draw(rng, _TRIED)
-    log_ratio = marginal(some) - around.log_density(some)
+    begun = first_round(marginal, around, rng)
+    log_ratio = begun[1] - around.with_tails().log_density(begun[0])
     if share_of(log_ratio) >= _NEAR:
-        return fitted(marginal, around, rng)
-    modes = climb(marginal, some[np.argsort(-log_ratio)[:_CLIMBERS]])
+        return fitted(marginal, around, rng, begun)
+    modes = climb(marginal, begun[0][np.argsort(-log_ratio)[:_CLIMBERS]])
     return None if modes is None else fitted(marginal, Mixture.of(modes), rng)
 
 
