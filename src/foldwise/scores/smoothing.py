@@ -15,10 +15,14 @@ scores by weights of light tails (k = 0.2) were too low by a tenth of their erro
 
 Whether weights are even enough to be used must not be asked of these largest weights: where they
 are missing by chance, weights look even and the score is too high. What weights are worth is
-expected from the moments of their logs, which the bulk of the draws decides.
+expected from quantiles of their logs in the bulk of the draws. In simulations of folds on the
+border, half of which are used, scores of those used are then too high by 0.13 of their error; with
+moments of the logs, which the largest weights move too, by half of it.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 import scipy
@@ -169,8 +173,7 @@ def worth(
 
     That is S E[w]^2 / E[w^2]. Where the parameters are normal, log w is a z + h z^2 / 2 for a
     standard normal z in its worst direction: h is the leverage of what is left out, and the Pareto
-    k of the weights. Variance a^2 + h^2 / 2 and third central moment 3 a^2 h + h^3 of log w give
-    both a and h, and
+    k of the weights. Quantiles of log w (:func:`_quadratic`) give both a and h, and
 
         E[w]^2 / E[w^2] = sqrt(1 - 2 h) / (1 - h) exp(a^2 / (1 - h) - 2 a^2 / (1 - 2 h)).
 
@@ -186,16 +189,59 @@ def worth(
 
 
 def _expected_share(log_ratio: Float[np.ndarray, "fold draw"]) -> Float[np.ndarray, " fold"]:
-    """Share of the draws that weights exp(-log_ratio) are worth, from moments of their logs."""
-    away = log_ratio.mean(axis=1, keepdims=True) - log_ratio
-    square = away * away
-    variance, third = square.mean(axis=1), (square * away).mean(axis=1)
-    # with b = h / 2: third = 6 b variance - 4 b^3, whose left side rises up to b^2 = variance / 2
-    most = np.sqrt(variance / 2.0)
-    wanted = np.clip(third, -4.0 * variance * most, 4.0 * variance * most)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        b = 2.0 * most * np.sin(np.arcsin(wanted / (4.0 * variance * most)) / 3.0)
-    b = np.where(variance > 0, b, 0.0)
-    h, a2 = np.minimum(2.0 * b, _MOST_LEVERAGE), variance - 2.0 * b**2
-    share = np.sqrt(1.0 - 2.0 * h) / (1.0 - h) * np.exp(a2 / (1.0 - h) - 2.0 * a2 / (1.0 - 2.0 * h))
-    return np.where(2.0 * b > _MOST_LEVERAGE, 0.0, share)
+    """Share of the draws that weights exp(-log_ratio) are worth, from quantiles of their logs."""
+    a, h = _quadratic(log_ratio)
+    leverage, a2 = np.minimum(h, _MOST_LEVERAGE), a**2
+    even = np.sqrt(1.0 - 2.0 * leverage) / (1.0 - leverage)
+    share = even * np.exp(a2 / (1.0 - leverage) - 2.0 * a2 / (1.0 - 2.0 * leverage))
+    return np.where(h > _MOST_LEVERAGE, 0.0, share)
+
+
+def _quadratic(
+    log_ratio: Float[np.ndarray, "fold draw"],
+) -> tuple[Float[np.ndarray, " fold"], Float[np.ndarray, " fold"]]:
+    """a and h for which a z + h z^2 / 2, z standard normal, has the quantiles of -log_ratio.
+
+    Of the quantiles q at the probabilities that z is below -1, 0 and 1, the distance
+    d = (q_1 - q_-1) / 2 and the bend b = q_1 + q_-1 - 2 q_0 count. They are a and h where the
+    quadratic rises all the way, else their ratio tells a / |h| by a table.
+    """
+    count = log_ratio.shape[1]
+    places = np.round(scipy.special.ndtr([1.0, 0.0, -1.0]) * (count - 1)).astype(int)
+    parts = np.array_split(log_ratio, -(-len(log_ratio) // _FOLDS_AT_ONCE))
+
+    def at_places(part: Float[np.ndarray, "fold draw"]) -> Float[np.ndarray, "fold place"]:
+        return np.partition(part, places, axis=1)[:, places]
+
+    low, middle, high = -np.concatenate(in_threads(at_places, parts)).T
+    distance, bend = 0.5 * (high - low), high + low - 2.0 * middle
+    of_quadratics, steepness, distances = _quadratics()
+    with np.errstate(invalid="ignore", divide="ignore"):  # of weights most of which are equal
+        ratio = np.abs(bend) / distance
+        flat = ratio > of_quadratics[0]
+        a_over_h = np.where(flat, np.interp(ratio, of_quadratics, steepness), 1.0 / ratio)
+        own = np.where(flat, np.interp(a_over_h, steepness[::-1], distances[::-1]), a_over_h)
+        h = distance / own
+        a = np.where(flat, a_over_h * h, distance)
+    known = distance > 0.0
+    return np.where(known, a, 0.0), np.where(known, np.copysign(h, bend), 0.0)
+
+
+@lru_cache
+def _quadratics() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bend over distance of z^2 / 2 + s z, ascending, with s and the distance of each.
+
+    From s = 4 on, where it rises up to z = -4, the ratio is 1 / s. (z + s)^2 is below x^2 where
+    z + s is between -x and x.
+    """
+    steepness = np.linspace(4.0, 0.0, 81)
+    wanted = scipy.special.ndtr([-1.0, 0.0, 1.0])
+    low, high = np.zeros((81, 3)), np.full((81, 3), 8.0)
+    s = steepness[:, None]
+    for _ in range(50):
+        x = 0.5 * (low + high)
+        below = scipy.special.ndtr(x - s) - scipy.special.ndtr(-x - s) < wanted
+        low, high = np.where(below, x, low), np.where(below, high, x)
+    q = 0.5 * (0.5 * (low + high)) ** 2
+    distance = 0.5 * (q[:, 2] - q[:, 0])
+    return (q[:, 2] + q[:, 0] - 2.0 * q[:, 1]) / distance, steepness, distance
