@@ -53,7 +53,7 @@ def values_of(of, folds, by_row=False, draws=None):
     draws = of.draws() if draws is None else draws
     needs = needs_of(of.structure, folds, by_row)
     values = Values(of.model, of.structure, needs, draws)
-    found = np.concatenate([part for _, part in values.at(draws)], axis=1)
+    found = np.concatenate([part for _, part, _ in values.at(draws)], axis=1)
     sets = columns(of.structure, needs)
     rows = np.concatenate([part for _, part in rows_at(of.model, draws)]).T
     return sets, found, ~values.unsettled[: len(sets)], rows
@@ -301,7 +301,7 @@ def test_a_second_mode_that_mirrors_the_first_is_seen():
     structure = find_cells(model, draws)
     needs = needs_of(structure, fw.leave_group_out(group), by_row=False)
     values = Values(model, structure, needs, draws)
-    found = np.concatenate([part for _, part in values.at(draws)], axis=1)[:4]
+    found = np.concatenate([part for _, part, _ in values.at(draws)], axis=1)[:4]
     grid = np.linspace(-8, 8, 16001)
     rows = -0.5 * ((y[:, None, None] - grid**2 - draws[None, :, :1]) / 2.0) ** 2
     inside = rows.reshape(4, 5, len(draws), -1).sum(axis=1) - 0.5 * (grid / 2.0) ** 2
@@ -324,20 +324,39 @@ def test_row_densities_are_evaluated_only_where_somebody_needs_them(monkeypatch)
         asked.clear()
 
 
-def test_sums_of_integrals_and_rows():
-    """Some rows are in no cell: both parts of a matrix count, at every draw."""
-    of = normal((1, 2, 1))
-    draws = np.resize(of.draws(), (700, of.model.dimension))
-    draws[:, of.structure.globals] += 0.01 * np.arange(700)[:, None]
-    alone = without_cells(of.model)
-    needs = needs_of(of.structure, folds_of(of), True)
-    values = Values(of.model, of.structure, needs, draws)
-    width = values.count + of.model.n_obs
-    matrix = scipy.sparse.random_array((5, width), density=0.3, rng=1, format="csr")
-    integrals = np.concatenate([part for _, part in values.at(draws)], axis=1)
-    rows = np.concatenate([part for _, part in rows_at(of.model, draws)]).T
-    (found,) = values.sums([matrix], draws)
-    np.testing.assert_allclose(found, matrix @ np.concatenate([integrals, rows]), rtol=1e-12)
-    values = Values(of.model, alone, needs_of(alone, folds_of(of), True), draws)
-    (found,) = values.sums([matrix[:, -len(rows) :]], draws)
-    np.testing.assert_allclose(found, matrix[:, -len(rows) :] @ rows, rtol=1e-12)
+def test_sums_of_integrals_and_rows_and_the_density_of_the_globals():
+    """Groups of three normal rows with an effect each, and four rows of the mean alone."""
+    rng = np.random.default_rng(6)
+    group, y = np.repeat(np.arange(4), 3), rng.normal(size=16)
+    member = np.eye(4)[group]
+
+    def log_likelihood(p):
+        eta = p["mu"] + jnp.concatenate([p["u"][group], jnp.zeros(4)])
+        return -0.5 * (y - eta) ** 2
+
+    def log_prior(p):
+        scaled = p["u"] * jnp.exp(-p["log_tau"])
+        return -0.5 * (p["mu"] ** 2 + p["log_tau"] ** 2 + jnp.sum(scaled**2)) - 4 * p["log_tau"]
+
+    start = {"log_tau": 0.0, "mu": 0.0, "u": np.zeros(4)}
+    model = fw.Model(log_prior, log_likelihood, start, 16)
+    draws = 0.5 * rng.normal(size=(700, 6))
+    structure, folds = find_cells(model, draws), fw.leave_one_out(16)
+    assert (structure.row_cell < 0).sum() == 4
+    exact = np.empty(len(draws))
+    for k, (log_tau, mu) in enumerate(draws[:, :2]):
+        covariance = np.exp(2 * log_tau) * member @ member.T + np.eye(12)
+        inside = scipy.stats.multivariate_normal.logpdf(y[:12], np.full(12, mu), covariance)
+        exact[k] = inside - 0.5 * (mu**2 + log_tau**2 + ((y[12:] - mu) ** 2).sum())
+    for chosen in (structure, without_cells(model)):
+        needs = needs_of(chosen, folds, True)
+        values = Values(model, chosen, needs, draws)
+        matrix = scipy.sparse.random_array((5, values.count + 16), density=0.3, rng=1, format="csr")
+        parts = [part for _, part, _ in values.at(draws)]
+        integrals = np.concatenate(parts, axis=1) if parts else np.empty((0, len(draws)))
+        priors, rows = (np.concatenate(part) for part in zip(*rows_at(model, draws), strict=True))
+        density = np.empty(len(draws))
+        (found,) = values.sums([matrix], draws, density=density)
+        np.testing.assert_allclose(found, matrix @ np.concatenate([integrals, rows.T]), rtol=1e-12)
+        right = exact if len(chosen) else priors + rows.sum(axis=1)
+        np.testing.assert_allclose(np.ptp(density - right), 0.0, atol=1e-9)

@@ -244,18 +244,14 @@ class Marginal:
             value = joints_at(self.model, positions, self.keep[None])[0]
             value = value + np.concatenate([prior for prior, _ in rows_at(self.model, positions)])
             return np.where(np.isfinite(value), value, -np.inf)
-        lost = np.zeros(len(points), bool)
         if len(self.structure):
-            found = self.integrals(positions, self.nodes)
-            with np.errstate(invalid="ignore"):  # infinite where lost
-                value = found.own.sum(axis=0) + found.prior
-            lost = (found.failed | found.bent).any(axis=0)
+            value = self.integrals(positions, self.nodes).density()
         if self.alone.any() or not len(self.structure):
             parts = list(rows_at(self.model, positions))
             value = value + np.concatenate([rows[:, self.alone].sum(axis=1) for _, rows in parts])
             if not len(self.structure):
                 value = value + np.concatenate([prior for prior, _ in parts])
-        return np.where(lost | ~np.isfinite(value), -np.inf, value)
+        return np.where(np.isfinite(value), value, -np.inf)
 
     def integrals(self, positions: Float[np.ndarray, "position d"], nodes: int) -> Integrals:
         """Those of all cells, by a rule of so many nodes."""

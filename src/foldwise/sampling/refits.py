@@ -9,8 +9,7 @@ score of a fold is a ratio of two integrals over the globals g,
 Both are means over the same independent draws of a mixture q, half of which is fitted to the one
 posterior and half to the other: at every draw one of the two halves is as dense as it should be, so
 weights p / q are bounded where the fits are good, however far the posteriors are from each other.
-Such draws have the excess log p(g | all rows) / q(g) over the full-data draws of ``importance.py``,
-which does the rest.
+Weights of such draws are p(g | training rows) / q(g); ``importance.py`` does the rest.
 """
 
 from __future__ import annotations
@@ -207,8 +206,7 @@ def _refitted(
         return None
     proposal = _beside(proposal, upper)
     points = proposal.draw(rng, DRAWS)
-    excess = full(points) - proposal.log_density(points)
-    draws = FullSample(full.placed(points), 1, 1, excess)
+    draws = FullSample(full.placed(points), 1, 1, proposal.log_density(points))
     new = by_importance(full.model, full.structure, fold, draws, scores, True, seed)
     spread = float(np.max([score.spread[0] for score in new.folds.values()]))
     share = new.weight_ess[0] / DRAWS
@@ -218,7 +216,7 @@ def _refitted(
     if not (good and spread <= _MOST_SPREAD) or new.unsettled[0]:
         return None
     variance = {name: float(draws.variance(each)) for name, each in new.influence.items()}
-    return _Refit(replace(new, draws=draws._replace(positions=points[:0], excess=None)), variance)
+    return _Refit(replace(new, draws=draws._replace(positions=points[:0], proposed=None)), variance)
 
 
 def _proposal(

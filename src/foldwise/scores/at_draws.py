@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from foldwise.folds.folds import Folds
 from foldwise.folds.ragged import concatenated_ranges, owners
+from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure
 from foldwise.scores.cell_sets import Needs, Values, needs_of, row_sums
@@ -26,7 +27,10 @@ _LEAST_DRAWS = 64
 
 
 class Evaluated(NamedTuple):
-    """m and t of every fold, t of every test row, full-data scores, and folds in doubt."""
+    """m and t of every fold, t of every test row, full-data scores, and folds in doubt.
+
+    For draws of a proposal, m is relative to that.
+    """
 
     left_out: Float[np.ndarray, "fold draw"]
     tested: Float[np.ndarray, "fold draw"]
@@ -134,8 +138,8 @@ def evaluated(
     if asked.values is not None:
         unsettled = _touched(asked.values.needs, found.unsettled, folds)
     full_folds, full_rows = found.full_folds - np.log(count), found.full_rows - np.log(count)
-    if draws.excess is not None:
-        m = m - draws.excess
+    if draws.proposed is not None:
+        m = m + draws.proposed - found.by_draw.pop("density")[0]
     return Evaluated(m, t, rows, full_folds, full_rows, cut_off, unsettled, given)
 
 
@@ -225,8 +229,10 @@ def _of_values(asked: Asked, values: Values, positions: Float[np.ndarray, "draw 
     wanted = {name: matrix for name, matrix in named.items() if matrix is not None}
     full = _FullScores(folds, asked.full, asked.full and needs.by_row is not None)
     look = full.add if asked.full else None
-    found = values.sums(list(wanted.values()), positions, look)
+    density = None if asked.full else np.empty(len(positions))
+    found = values.sums(list(wanted.values()), positions, look, density)
     by_draw = dict(zip(wanted, found, strict=True))
+    by_draw |= {} if density is None else {"density": density[None]}
     return _AtDraws(by_draw, full.folds, full.rows[folds.test_rows], values.unsettled.copy())
 
 
@@ -251,6 +257,9 @@ def _jointly(asked: Asked, positions: Float[np.ndarray, "draw d"]) -> _AtDraws:
     found = given_training(asked.model, asked.folds, positions, asked.emit.by_row)
     by_draw = {"left_out": found.left_out, "tested": found.tested}
     by_draw |= {} if found.rows is None else {"rows": found.rows}
+    if not asked.full and found.every_row is not None:
+        prior = np.concatenate([prior for prior, _ in rows_at(asked.model, positions)])
+        by_draw["density"] = (found.every_row + prior)[None]
     full = scipy.special.logsumexp(found.tested, axis=1)
     unknown = np.full(len(asked.folds.test_rows), np.nan)
     return _AtDraws(by_draw, full, unknown, np.zeros(0, bool))

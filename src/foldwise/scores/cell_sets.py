@@ -261,50 +261,61 @@ class Values:
         matrices: Sequence[scipy.sparse.csr_array],
         draws: Float[np.ndarray, "draw d"],
         look: Callable[[Float[np.ndarray, "draw row"]], None] | None = None,
+        density: Float[np.ndarray, " draw"] | None = None,
     ) -> list[Float[np.ndarray, "line draw"]]:
         """Products of matrices, whose columns are as in ``Needs``, with all values at the draws.
 
         ``look`` is shown the log densities of rows at all draws, a batch of these at a time;
-        without it they are evaluated only if a matrix needs them.
+        without it they are evaluated only if they are needed. ``density`` is room for the log
+        posterior density of the globals given all rows, up to a constant.
         """
         found = [np.zeros((matrix.shape[0], len(draws))) for matrix in matrices]
         of_cells, of_rows = (
             [matrix[:, part] for matrix in matrices]
             for part in (slice(self.count), slice(self.count, None))
         )
+        alone = self.structure.row_cell < 0
         with np.errstate(invalid="ignore"):  # no numbers where integrals are lost
-            for part, values in self.at(draws):
+            for part, values, of_globals in self.at(draws):
                 for whole, matrix in zip(found, of_cells, strict=True):
                     whole[:, part] = matrix @ values
-            if look is None and not any(matrix.nnz for matrix in of_rows):
+                if density is not None:
+                    density[part] = of_globals
+            needed = any(matrix.nnz for matrix in of_rows) or look is not None
+            if not needed and (density is None or not alone.any()):
                 return found
             first = 0
-            for _, density in rows_at(self.model, draws):
+            for prior, rows in rows_at(self.model, draws):
                 if look is not None:
-                    look(density)
-                here = slice(first, first + len(density))
+                    look(rows)
+                here = slice(first, first + len(rows))
                 for whole, matrix in zip(found, of_rows, strict=True):
                     if matrix.nnz:
-                        whole[:, here] += row_sums(matrix, density)
+                        whole[:, here] += row_sums(matrix, rows)
+                if density is not None:
+                    before = density[here] if self.passes else prior
+                    density[here] = before + rows[:, alone].sum(axis=1)
                 first = here.stop
         return found
 
     def at(
         self, draws: Float[np.ndarray, "draw d"]
-    ) -> Iterator[tuple[slice, Float[np.ndarray, "column draw"]]]:
-        """All integrals, for one part of the draws after the other."""
+    ) -> Iterator[tuple[slice, Float[np.ndarray, "column draw"], Float[np.ndarray, " draw"]]]:
+        """All integrals, and the density of the globals given the rows of cells, part by part."""
         size = max(_VALUES // max(self.count, 1), 1)
         for first in range(0, len(draws) if self.passes else 0, size):
             part = draws[first : first + size]
-            values = np.empty((self.count, len(part)))
+            values, of_globals = np.empty((self.count, len(part))), np.empty(0)
             for step in self.passes:
                 found = self._integrals(part, step, step.nodes)
                 step.spread(found, values)
+                if step is self.passes[0]:  # of all rows of every cell
+                    of_globals = found.density()
                 wrong = (found.failed | found.bent).any(axis=1)
                 self.unsettled[step.columns] |= wrong[step.cells]
                 self.unsettled[step.empty_columns] |= wrong[step.empty_cells]
                 self.unsettled[step.derived_columns] |= wrong[step.derived.cell[step.used]]
-            yield slice(first, first + len(part)), values
+            yield slice(first, first + len(part)), values, of_globals
 
     def _integrals(self, draws: np.ndarray, step: _Pass, size: int) -> Integrals:
         nodes = rule(size, int(self.structure.sizes.max()))

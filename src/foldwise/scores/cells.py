@@ -102,6 +102,12 @@ class Integrals(NamedTuple):
     bent: Bool[Any, "cell draw"]
     prior: Float[Any, " draw"]
 
+    def density(self) -> Float[np.ndarray, " draw"]:
+        """Log density of the globals given the rows that were kept; -inf where one is lost."""
+        with np.errstate(invalid="ignore"):  # infinite where lost
+            value = self.own.sum(axis=0) + self.prior
+        return np.where((self.failed | self.bent).any(axis=0), -np.inf, value)
+
 
 def log_integrals(
     model: Model,

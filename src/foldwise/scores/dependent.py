@@ -26,11 +26,15 @@ from foldwise.scores.marginal_model import MarginalModel
 
 
 class GivenTraining(NamedTuple):
-    """Log densities of what a fold leaves out and tests, given its training rows, at draws."""
+    """Log densities of what a fold leaves out and tests, given its training rows, at draws.
+
+    ``every_row`` is that of all rows together, where it was needed.
+    """
 
     left_out: Float[np.ndarray, "fold draw"]
     tested: Float[np.ndarray, "fold draw"]
     rows: Float[np.ndarray, "row draw"] | None
+    every_row: Float[np.ndarray, " draw"] | None = None
 
 
 def given_training(
@@ -56,7 +60,7 @@ def given_training(
         one = train[fold]
         one[np.arange(len(fold)), folds.test_rows] = True
         rows = joints_at(model, positions, one) - seen[fold]
-    return GivenTraining(left_out, tested, rows)
+    return GivenTraining(left_out, tested, rows, known[0])
 
 
 def _given_cells(

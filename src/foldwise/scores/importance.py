@@ -118,7 +118,7 @@ def by_importance(
     def scored(piece: Int[np.ndarray, " fold"], stages: list[Finished]) -> list[Importance]:
         """Records of some folds, block by block, without the draws, which all share."""
         some = folds[piece]
-        asked = Asked.of(model, structure, some, positions, emit, seed, draws.excess is None)
+        asked = Asked.of(model, structure, some, positions, emit, seed, draws.proposed is None)
         if asked.hopeless and not everything:
             found = nothing_known(asked, len(positions))  # all get chains
         else:
@@ -126,7 +126,7 @@ def by_importance(
         how = _How(draws._replace(positions=positions[:, :0]), structure, scores, everything, some)
         return _blocks(how, found, sizes[piece], stages[1])
 
-    parts, keeps = list[Importance](), keeper() if draws.excess is None else Keeper()
+    parts, keeps = list[Importance](), keeper() if draws.proposed is None else Keeper()
     for piece in in_pieces(sizes, held_at_once(*positions.shape) // len(positions)):
         stages = [Finished(keeps, "integrals"), Finished(keeps, "smoothed")]
         parts += keeps.made("weights", partial(scored, piece, stages))
@@ -186,7 +186,7 @@ def _block(how: _How, block: tuple[Members, Evaluated]) -> Importance:
     folds = every[members]
     weight, k = smoothed(found.left_out)
     # weights of other draws than the full data's are bounded, and far from log-normal
-    expected = found.left_out if draws.excess is None else None
+    expected = found.left_out if draws.proposed is None else None
     weight_ess = worth(weight, expected)
     joint, influence = _ratio(weight, found.tested, draws)
     finite = np.isfinite(joint.value)

@@ -39,13 +39,13 @@ _FEATURES = 2**22
 class FullSample(NamedTuple):
     """Full-data draws, ``chains`` chains one after another, in batches of ``length`` for errors.
 
-    Draws of another density have an ``excess``: the log of the full-data posterior's over theirs.
+    Draws of another density are ``proposed``: that is its log, up to a constant.
     """
 
     positions: Float[np.ndarray, "draw d"]
     chains: int
     length: int
-    excess: Float[np.ndarray, " draw"] | None = None
+    proposed: Float[np.ndarray, " draw"] | None = None
 
     def variance(self, influence: Float[np.ndarray, "... draw"]) -> Float[np.ndarray, " ..."]:
         """Monte Carlo variance of a mean over the draws."""
