@@ -1,9 +1,13 @@
 """Cases of ``bench/adapters.py``: models of other packages on published data, with exact scores.
 
 Each case is a title, a model, folds, and what has the exact score of each fold (``scores(folds)``):
-a quadrature over the few parameters, written with NumPy and SciPy alone.
+a quadrature over the few parameters, written with NumPy and SciPy alone. Data are those of
+FOLDWISE_DATA, of ``tests/hard.py``, or inside the packages statsmodels and libpysal (``pip install
+foldwise[bench]``), which are imported by what needs them.
 """
 
+import json
+import sys
 import warnings
 from pathlib import Path
 
@@ -17,7 +21,10 @@ import pandas as pd
 import pymc as pm
 import scipy
 
-import foldwise as fw
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import hard  # noqa: E402
+
+import foldwise as fw  # noqa: E402
 
 
 class Normal:
@@ -105,7 +112,7 @@ def radon(folder):
 
 
 class Quadrature:
-    """Rows that are independent given three parameters: exact scores by the trapezoid rule."""
+    """Rows that are independent given a few parameters: exact scores by the trapezoid rule."""
 
     def __init__(self, axes, log_prior, rows):
         nodes = [grid.ravel() for grid in np.meshgrid(*axes)]
@@ -326,3 +333,248 @@ def in_pymc(folder):
         *incomplete(folder),
         *series(folder),
     ]
+
+
+def visits():
+    """Visits to a doctor in a year by chronic diseases: one in sixty of the RAND experiment.
+
+    111 of the 337 saw none. The zeros are those of a Poisson variable and more, or apart from it;
+    the counts without a slope have a third parameter, their dispersion.
+    """
+    from statsmodels.datasets import randhie
+
+    data = randhie.load_pandas().data.iloc[::60]
+    y, x = data["mdvis"].to_numpy(int), scipy.stats.zscore(data["disea"].to_numpy(float))
+
+    def seen():
+        mu = pm.math.exp(pm.Normal("a", 1.0, 1.0) + pm.Normal("b", 0.0, 0.5) * x)
+        return pm.Beta("psi", 2.0, 2.0), mu
+
+    def spread():
+        return pm.math.exp(pm.Normal("a", 1.0, 1.0)), pm.LogNormal("alpha", 0.0, 1.0)
+
+    with pm.Model() as inflated:
+        pm.ZeroInflatedPoisson("y", *seen(), observed=y)
+    with pm.Model() as hurdle:
+        pm.HurdlePoisson("y", *seen(), observed=y)
+    with pm.Model() as dispersed:
+        pm.ZeroInflatedNegativeBinomial("y", pm.Beta("psi", 2.0, 2.0), *spread(), observed=y)
+    with pm.Model() as apart:
+        pm.HurdleNegativeBinomial("y", pm.Beta("psi", 2.0, 2.0), *spread(), observed=y)
+
+    def in_numpyro(family):
+        def model(x, y=None):
+            a = numpyro.sample("a", dist.Normal(1.0, 1.0))
+            b = numpyro.sample("b", dist.Normal(0.0, 0.5))
+            gate = 1.0 - numpyro.sample("psi", dist.Beta(2.0, 2.0))
+            numpyro.sample("y", family(gate, jnp.exp(a + b * x)), obs=y)
+
+        return fw.from_numpyro(model, x, y=y)
+
+    def in_bambi(family):
+        own = {
+            "Intercept": bambi.Prior("Normal", mu=1.0, sigma=1.0),
+            "x": bambi.Prior("Normal", mu=0.0, sigma=0.5),
+            "psi": bambi.Prior("Beta", alpha=2.0, beta=2.0),
+        }
+        table = pd.DataFrame({"y": y, "x": x})
+        return fw.from_bambi(bambi.Model("y ~ x", table, family=family, priors=own))
+
+    log_share = scipy.special.log_expit  # psi = expit(l): its prior with the Jacobian
+
+    def of_share(logit):
+        return 2.0 * (log_share(logit) + log_share(-logit))
+
+    def log_prior(a, b, logit):
+        return -0.5 * ((a - 1.0) ** 2 + (b / 0.5) ** 2) + of_share(logit)
+
+    def log_prior_spread(a, log_alpha, logit):
+        return -0.5 * ((a - 1.0) ** 2 + log_alpha**2) + of_share(logit)
+
+    def poisson(a, b, _):
+        return scipy.stats.poisson(np.exp(a + b * x))
+
+    def negative_binomial(a, log_alpha, _):
+        mu, alpha = np.exp(a), np.exp(log_alpha)
+        return scipy.stats.nbinom(alpha, alpha / (alpha + mu))
+
+    def with_more_zeros(family):
+        def rows(*nodes):
+            inside = log_share(nodes[2]) + family(*nodes).logpmf(y)
+            return np.where(y == 0, np.logaddexp(inside, log_share(-nodes[2])), inside)
+
+        return rows
+
+    def behind_a_hurdle(family):
+        def rows(*nodes):
+            counts = family(*nodes)
+            above = log_share(nodes[2]) + counts.logpmf(y) - np.log1p(-counts.pmf(0))
+            return np.where(y == 0, log_share(-nodes[2]), above)
+
+        return rows
+
+    one = np.linspace(1.1, 1.7, 30), np.linspace(-0.1, 0.5, 30), np.linspace(-0.4, 1.8, 30)
+    two = np.linspace(-0.6, 1.9, 34), np.linspace(-3.2, 1.5, 34)
+    wide, narrow = np.linspace(-0.4, 9.0, 40), np.linspace(-0.4, 1.8, 30)
+    inflated_exact = Quadrature(one, log_prior, with_more_zeros(poisson))
+    hurdle_exact = Quadrature(one, log_prior, behind_a_hurdle(poisson))
+    folds = fw.leave_one_out(len(y))
+    return [
+        ("visits, zero-inflated", fw.from_pymc(inflated), folds, inflated_exact),
+        ("visits, zero-inflated, Bambi", in_bambi("zero_inflated_poisson"), folds, inflated_exact),
+        ("visits, zero-inflated, NumPyro", in_numpyro(dist.ZeroInflatedPoisson), folds,
+         inflated_exact),
+        ("visits, hurdle", fw.from_pymc(hurdle), folds, hurdle_exact),
+        ("visits, hurdle, Bambi", in_bambi("hurdle_poisson"), folds, hurdle_exact),
+        ("visits, hurdle, NumPyro", in_numpyro(dist.HurdlePoisson), folds, hurdle_exact),
+        ("visits, inflated, dispersed", fw.from_pymc(dispersed), folds,
+         Quadrature((*two, wide), log_prior_spread, with_more_zeros(negative_binomial))),
+        ("visits, hurdle, dispersed", fw.from_pymc(apart), folds,
+         Quadrature((*two, narrow), log_prior_spread, behind_a_hurdle(negative_binomial))),
+    ]  # fmt: skip
+
+
+def parties():
+    """Democrats, independents and Republicans by income: the American election study of 1996."""
+    from statsmodels.datasets import anes96
+
+    data = anes96.load_pandas().data
+    party = np.digitize(data["PID"], [2, 5])  # strong or weak; all in between; weak or strong
+    counts = pd.crosstab(data["income"], party).to_numpy()
+    x, size = scipy.stats.zscore(np.arange(len(counts), dtype=float)), counts.sum(axis=1)
+    with pm.Model() as model:
+        a, b = pm.Normal("a", 0.0, 1.0, shape=2), pm.Normal("b", 0.0, 0.5, shape=2)
+        eta = pm.math.concatenate([np.zeros((len(x), 1)), a + b * x[:, None]], axis=1)
+        pm.Multinomial("y", size, pm.math.softmax(eta, axis=1), observed=counts)
+
+    def in_numpyro(x, y=None):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.0, 0.5).expand([2]).to_event(1))
+        eta = jnp.concatenate([jnp.zeros((len(x), 1)), a + b * x[:, None]], axis=1)
+        numpyro.sample("y", dist.Multinomial(size, logits=eta), obs=y)
+
+    def log_prior(a, b, c, d):
+        return -0.5 * (a**2 + c**2 + (b**2 + d**2) / 0.25)
+
+    def rows(a, b, c, d):
+        one, two = a + b * x, c + d * x
+        total = np.logaddexp(0.0, np.logaddexp(one, two))
+        ways = scipy.special.gammaln(size + 1) - scipy.special.gammaln(counts + 1).sum(axis=1)
+        return ways + counts[:, 1] * one + counts[:, 2] * two - size * total
+
+    place, slope = np.linspace(-1.2, 0.7, 24), np.linspace(-0.7, 1.0, 23)
+    exact, folds = Quadrature((place, slope, place, slope), log_prior, rows), fw.leave_one_out(24)
+    return [
+        ("parties, multinomial", fw.from_pymc(model), folds, exact),
+        ("parties, multinomial, NumPyro", fw.from_numpyro(in_numpyro, x, y=counts), folds, exact),
+    ]
+
+
+def neighbourhoods():
+    """Crime in 49 neighbourhoods of Columbus, Ohio, by income and house values (Anselin 1988).
+
+    What the regression leaves is a conditional autoregression on the graph of who borders on whom.
+    """
+    from libpysal import examples
+
+    areas = json.loads(Path(examples.get_path("columbus.json")).read_text())["features"]
+    data = pd.DataFrame([area["properties"] for area in areas])
+    words = iter(Path(examples.get_path("columbus.gal")).read_text().split())
+    n = int(next(words))
+    borders = np.zeros((n, n))
+    for _ in range(n):
+        area, count = int(next(words)), int(next(words))
+        borders[area - 1, [int(next(words)) - 1 for _ in range(count)]] = 1.0
+    y = data["CRIME"].to_numpy()
+    x = np.column_stack([np.ones(n), scipy.stats.zscore(data[["INC", "HOVAL"]].to_numpy())])
+    wide = np.array([50.0, 20.0, 20.0])
+    with pm.Model() as model:
+        alpha, sd = pm.Beta("alpha", 2.0, 1.0), pm.LogNormal("sd", 3.0, 1.0)
+        mu = pm.math.dot(x, pm.Normal("b", 0.0, wide, shape=3))
+        pm.CAR("y", mu, borders, alpha, 1.0 / sd**2, observed=y)
+
+    def in_numpyro(x, y=None):
+        alpha = numpyro.sample("alpha", dist.Beta(2.0, 1.0))
+        sd = numpyro.sample("sd", dist.LogNormal(3.0, 1.0))
+        b = numpyro.sample("b", dist.Normal(0.0, wide).to_event(1))
+        numpyro.sample("y", dist.CAR(x @ b, alpha, 1.0 / sd**2, borders), obs=y)
+
+    def covariance(alpha, sd):
+        return sd**2 * np.linalg.inv(np.diag(borders.sum(axis=0)) - alpha * borders)
+
+    u, z = np.meshgrid(np.linspace(-8.0, 14.0, 40), np.linspace(-0.9, 1.5, 30))
+    # alpha = expit(u): its prior, Beta(2, 1), with the Jacobian
+    log_prior = 2 * scipy.special.log_expit(u) + scipy.special.log_expit(-u) - 0.5 * z**2
+    grid = np.column_stack([scipy.special.expit(u.ravel()), np.exp(3.0 + z.ravel())])
+    exact = Normal(y, x, np.diag(wide**2), covariance, grid, log_prior.ravel())
+    around = [(np.flatnonzero(~near), [i]) for i, near in enumerate((borders + np.eye(n)) > 0)]
+    schemes = {
+        "one area": fw.leave_one_out(n),
+        "without neighbours": fw.from_splits(around[::2], n),
+        "blocks": fw.spatial_block(data[["X", "Y"]].to_numpy(), 6, seed=1),
+    }
+    both = {"": fw.from_pymc(model), ", NumPyro": fw.from_numpyro(in_numpyro, x, y=y)}
+    return [
+        (f"neighbourhoods, {name}{package}", adapted, folds, exact)
+        for package, adapted in both.items()
+        for name, folds in schemes.items()
+    ]
+
+
+def nile():
+    """Flow of the Nile, 1871 to 1970: a level that walks, seen with noise; or seen, and returning.
+
+    The level is integrated out, and the quadrature has its covariance. What is seen itself, as the
+    states of a linear system, begins at the mean of the series, as NumPyro has it.
+    """
+    y = (hard.NILE - hard.NILE.mean()) / hard.NILE.std()
+    n = len(y)
+    step = np.arange(n)
+    before, lag = np.minimum(step[:, None], step), step[:, None] - step
+
+    def level(y=None):
+        noise = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
+        walk = numpyro.sample("walk", dist.LogNormal(-1.5, 1.0))
+        # the first level has the prior N(0, 2)
+        covariance = 4.0 + walk**2 * before + noise**2 * jnp.eye(n)
+        numpyro.sample("y", dist.MultivariateNormal(0.0, covariance), obs=y)
+
+    def states(y=None):
+        rho = numpyro.sample("rho", dist.Beta(2.0, 2.0))
+        sd = numpyro.sample("sd", dist.LogNormal(0.0, 0.5))
+        system = dist.GaussianStateSpace(n, rho * jnp.eye(1), scale_tril=sd * jnp.eye(1))
+        numpyro.sample("y", system, obs=y)
+
+    def of_level(noise, walk):
+        return 4.0 + walk**2 * before + noise**2 * np.eye(n)
+
+    def of_states(rho, sd):
+        shocks = np.tril(rho ** np.maximum(lag, 0))
+        return sd**2 * shocks @ shocks.T
+
+    nothing = np.zeros((n, 1)), np.eye(1)
+    s, t = np.meshgrid(np.linspace(-1.2, 0.6, 36), np.linspace(-7.0, 1.5, 60))
+    grid = np.exp(np.column_stack([s.ravel(), t.ravel()]))
+    log_prior = -0.5 * ((s + 0.5) / 0.5) ** 2 - 0.5 * (t + 1.5) ** 2
+    of_levels = Normal(y, *nothing, of_level, grid, log_prior.ravel())
+    u, t = np.meshgrid(np.linspace(-4.0, 4.0, 40), np.linspace(-0.6, 0.5, 30))
+    grid = np.column_stack([scipy.special.expit(u.ravel()), np.exp(t.ravel())])
+    log_share = scipy.special.log_expit
+    log_prior = 2 * (log_share(u) + log_share(-u)) - 0.5 * (t / 0.5) ** 2
+    of_system = Normal(y, *nothing, of_states, grid, log_prior.ravel())
+    schemes = {
+        "next year": fw.leave_future_out(n, start=70),
+        "block": fw.leave_group_out(step // 10),
+        "one year": fw.leave_one_out(n)[::4],
+    }
+    walking, returning = fw.from_numpyro(level, y=y), fw.from_numpyro(states, y=y[:, None])
+    cases = {"level": (walking, of_levels), "states": (returning, of_system)}
+    return [
+        (f"Nile, {name}, {scheme}", model, folds, exact)
+        for name, (model, exact) in cases.items()
+        for scheme, folds in schemes.items()
+    ]
+
+
+def special():
+    return [*visits(), *parties(), *neighbourhoods(), *nile()]

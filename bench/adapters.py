@@ -9,11 +9,14 @@ parameters, on published data, against quadrature: every fold within four Monte 
 their root mean square over folds and seeds at most 1.25. Then models of PyMC and Bambi with
 censored, truncated, mixture and missing rows, rows of two variables or of several numbers,
 autoregressions, random walks and marginal processes, and one of NumPyro with a factor, likewise.
+Then, likewise, what published data inside statsmodels and libpysal (``pip install foldwise[bench]``)
+are for: counts with more zeros or behind a hurdle, rows of three counts, an autoregression on a
+graph of neighbours, and a series as a local level and as the states of a linear system.
 Few seeds say little: all folds are scored from the same draws of a handful of parameters, so that
 their errors go together (24 seeds of the kidiq mixture: 0.43 to 2.07 each, 1.15 over all). Needs
-FOLDWISE_DATA for all but the first part.
+FOLDWISE_DATA for all but the first part and the last.
 
-    FOLDWISE_DATA=... python bench/adapters.py [same] [kidiq] [dependent] [pymc]
+    FOLDWISE_DATA=... python bench/adapters.py [same] [kidiq] [dependent] [pymc] [special]
         [--seeds 40] [--only mixture]
 """
 
@@ -34,6 +37,7 @@ import trios  # noqa: E402
 
 import foldwise as fw  # noqa: E402
 
+PARTS = ["same", "kidiq", "dependent", "pymc", "special"]
 KIDIQ = {
     "mom_hs": -1914.8,
     "mom_hs + mom_iq": -1876.1,
@@ -125,23 +129,25 @@ def against_quadrature(cases, seeds, first, only):
 def main():
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="*", default=["same", "kidiq", "dependent", "pymc"])
+    parser.add_argument("parts", nargs="*", default=PARTS)
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--first", type=int, default=1, help="the first of them")
-    parser.add_argument("--only", default="", help="of the last two, cases that have this in them")
+    parser.add_argument("--only", default="", help="of the last three, cases that have this in them")
     given = parser.parse_args()
     chosen, several = given.parts, (given.seeds, given.first, given.only)
     failed, folder = False, os.environ.get("FOLDWISE_DATA")
     if "same" in chosen:
         failed |= same_models() > 4.0
     if not folder:
-        print("FOLDWISE_DATA is not set: all but the same models left out")
+        print("FOLDWISE_DATA is not set: all but the same models and special cases left out")
     if folder and "kidiq" in chosen:
         failed |= kidiq(folder) > 1.0
     if folder and "dependent" in chosen:
         failed |= not against_quadrature(adapter_cases.dependent(folder), *several)
     if folder and "pymc" in chosen:
         failed |= not against_quadrature(adapter_cases.in_pymc(folder), *several)
+    if "special" in chosen:
+        failed |= not against_quadrature(adapter_cases.special(), *several)
     sys.exit(bool(failed))  # a bool of NumPy would be printed, and count as failure
 
 
