@@ -9,9 +9,9 @@ parameters, on published data, against quadrature: every fold within four Monte 
 their root mean square over folds and seeds at most 1.25. Then models of PyMC and Bambi with
 censored, truncated, mixture and missing rows, rows of two variables or of several numbers,
 autoregressions, random walks and marginal processes, and one of NumPyro with a factor, likewise.
-Then, likewise, what published data inside statsmodels and libpysal (``pip install foldwise[bench]``)
-are for: counts with more zeros or behind a hurdle, rows of three counts, an autoregression on a
-graph of neighbours, and a series as a local level and as the states of a linear system.
+Then, likewise, counts with more zeros or behind a hurdle, rows of three counts, an autoregression
+on a graph of neighbours, and a series as a local level and as the states of a linear system; these
+data are inside statsmodels and libpysal (``pip install foldwise[bench]``).
 Few seeds say little: all folds are scored from the same draws of a handful of parameters, so that
 their errors go together (24 seeds of the kidiq mixture: 0.43 to 2.07 each, 1.15 over all). Needs
 FOLDWISE_DATA for all but the first part and the last.
@@ -132,7 +132,7 @@ def main():
     parser.add_argument("parts", nargs="*", default=PARTS)
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--first", type=int, default=1, help="the first of them")
-    parser.add_argument("--only", default="", help="of the last three, cases that have this in them")
+    parser.add_argument("--only", default="", help="of the last three, cases with this in them")
     given = parser.parse_args()
     chosen, several = given.parts, (given.seeds, given.first, given.only)
     failed, folder = False, os.environ.get("FOLDWISE_DATA")
