@@ -43,7 +43,7 @@ format: .venv/installed-dev
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-bench: .venv/installed-dev
+bench: .venv/installed-bench
 	$(BIN)/python bench/calibration.py
 	$(BIN)/python bench/cells.py --seeds 100
 	$(BIN)/python bench/growth.py
@@ -75,6 +75,10 @@ clean:
 
 .venv/installed-dev: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+.venv/installed-bench: .venv/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
 
 .venv/installed-docs: .venv/installed

@@ -1,7 +1,7 @@
 """The oldest versions that pyproject.toml allows, as constraints for pip: numpy==2.0 of numpy>=2.0.
 
-Of what users need, dependencies and optional ones alike; the tools of tests, types and documents
-may be as new as they come.
+Of what users need, dependencies and optional ones alike; the tools of tests, types, benches and
+documents may be as new as they come.
 """
 
 import re
@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-TOOLS = ("all", "dev", "docs")
+TOOLS = ("all", "bench", "dev", "docs")
 BOUND = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(\[[^\]]*\])?>=(?P<version>[0-9.]+)(,<[0-9.]+)?")
 
 

@@ -7,6 +7,8 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import beta, halfcauchy, halfnorm, norm
 
+import foldwise as fw
+
 PROBLEMS = {
     "local level, future": lambda: hard.LocalLevel(n=30, first=20),
     "local level, one": lambda: hard.LocalLevel(scheme="one", n=20),
@@ -139,6 +141,20 @@ def test_horseshoe_by_short_runs_of_both_routes():
         gap = np.abs(found - problem.exact())
         # 5, not 4: errors from eight chains
         assert (gap < 5 * np.hypot(error, hard.HORSESHOE_ERROR)).all()
+
+
+# the flags are what is tested
+@pytest.mark.filterwarnings("ignore::foldwise.results.result.FoldWarning")
+@pytest.mark.filterwarnings("ignore::foldwise.sampling.fit.FitWarning")
+def test_the_horseshoe_keeps_its_warnings(seed):
+    """Chains on all parameters are slow and diverge: a run may not call all of itself fine."""
+    problem = hard.Horseshoe()
+    model = problem.model()
+    fit = fw.fit(model, marginal=False, seed=seed, progress=False)
+    settings = {"method": "mcmc", "marginal": False, "seed": seed, "progress": False}
+    found = fw.cross_validate(model, problem.folds, fit, **settings)
+    assert any("divergent" in one for one in fit.problems())
+    assert (found.folds["status"] != "fine").any()
 
 
 @pytest.mark.parametrize("centred", [True, False])

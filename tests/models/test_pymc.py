@@ -14,6 +14,7 @@ from problems import JOINT
 
 import foldwise as fw
 from foldwise.models.pymc_special import normal_mass
+from foldwise.results.result import FoldWarning
 
 pytestmark = [
     # PyTensor, PyMC, Bambi and arviz 0.23 warn of each other's coming changes
@@ -496,6 +497,112 @@ def test_scores_of_rows_of_several_numbers(seed):
         table = found.score(name).folds
         z = (table["score" if by_hand else "elpd"].values - exact) / table["mcse"].values
         assert np.abs(z).max() < 4.5, name
+
+
+def of_counts(counts, draw, rng, log_score, moments=None):
+    """Log scores, energy scores and their errors by plain Monte Carlo, and dss, of each row."""
+    found = {"log": [], "energy": [], "error": [], "dss": []}
+    for i, row in enumerate(counts):
+        others = np.delete(counts, i, axis=0)
+        one, two = (np.array(draw(rng, others, row, 100_000), float) for _ in range(2))
+        away = 0.5 * np.linalg.norm(one - two, axis=1) - 0.5 * sum(
+            np.linalg.norm(x - row, axis=1) for x in (one, two)
+        )
+        found["log"].append(log_score(others, row))
+        found["energy"].append(away.mean())
+        found["error"].append(away.std() / np.sqrt(len(away)))
+        if moments is not None:
+            mean, covariance = moments(others)
+            size = np.linalg.slogdet(covariance)[1]
+            found["dss"].append(-size - (row - mean) @ np.linalg.solve(covariance, row - mean))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def log_and_energy_agree(found, exact):
+    z = (found.folds["elpd"].values - exact["log"]) / found.folds["mcse"].values
+    assert np.abs(z).max() < 4.5
+    energy = found.score("energy").folds
+    error = np.hypot(energy["mcse"].values, exact["error"])
+    assert np.abs((energy["score"].values - exact["energy"]) / error).max() < 4.5
+    assert (energy["mcse"].values < 0.15).all() and (energy["status"] == "fine").all()
+
+
+MULTINOMIAL = np.array([[3, 1, 2], [5, 0, 1], [2, 2, 4], [4, 1, 0], [1, 3, 2], [6, 2, 1]])
+CONCENTRATION = np.array([1.0, 2.0, 1.5])
+
+
+def multinomial_in_pymc():
+    with pm.Model() as model:
+        p = pm.Dirichlet("p", CONCENTRATION)
+        pm.Multinomial("y", MULTINOMIAL.sum(axis=1), p, observed=MULTINOMIAL)
+    return fw.from_pymc(model)
+
+
+def multinomial_in_numpyro():
+    import numpyro
+    import numpyro.distributions as dist
+
+    def model(y=None):
+        p = numpyro.sample("p", dist.Dirichlet(CONCENTRATION))
+        numpyro.sample("y", dist.Multinomial(MULTINOMIAL.sum(axis=1), p), obs=y)
+
+    return fw.from_numpyro(model, y=MULTINOMIAL)
+
+
+@pytest.mark.parametrize(
+    ("make", "method"), [(multinomial_in_pymc, "auto"), (multinomial_in_numpyro, "mcmc")]
+)
+def test_scores_of_multinomial_rows(make, method, seed):
+    """Probabilities with a Dirichlet prior: a row is Dirichlet-multinomial given the others."""
+
+    def log_score(others, row):
+        return st.dirichlet_multinomial(CONCENTRATION + others.sum(axis=0), row.sum()).logpmf(row)
+
+    def draw(rng, others, row, n):
+        return rng.multinomial(row.sum(), rng.dirichlet(CONCENTRATION + others.sum(axis=0), n))
+
+    exact = of_counts(MULTINOMIAL, draw, np.random.default_rng(seed), log_score)
+    folds, names = fw.leave_one_out(len(MULTINOMIAL)), ("log", "energy", "dss")
+    model = make()
+    settings = {"scores": names, "method": method, "seed": seed, "progress": False}
+    # counts of a known sum have a singular covariance
+    with pytest.warns(FoldWarning, match=r"dss, singular covariance.*energy"):
+        found = fw.cross_validate(model, folds, **settings)
+    log_and_energy_agree(found, exact)
+    dss = found.score("dss").folds
+    assert np.isnan(dss["score"]).all() and (dss["status"] == "singular covariance").all()
+
+
+def test_scores_of_rows_of_two_counts(seed):
+    """Poisson with a common rate that has a gamma prior: negative multinomial given the others."""
+    counts = np.array([[3, 1], [4, 1], [2, 2], [5, 3]])
+
+    def after(others):
+        return 2.0 + others.sum(), 1.0 + others.size
+
+    def log_score(others, row):
+        shape, rate = after(others)
+        total = st.nbinom(shape, rate / (rate + 2.0)).logpmf(row.sum())
+        return total + st.binom(row.sum(), 0.5).logpmf(row[0])
+
+    def draw(rng, others, row, n):
+        shape, rate = after(others)
+        return rng.poisson(rng.gamma(shape, 1 / rate, size=(n, 1)), size=(n, 2))
+
+    def moments(others):
+        shape, rate = after(others)
+        return np.full(2, shape / rate), shape / rate * np.eye(2) + shape / rate**2
+
+    with pm.Model() as model:
+        pm.Poisson("y", pm.Gamma("rate", 2.0, 1.0), observed=counts)
+    exact = of_counts(counts, draw, np.random.default_rng(seed), log_score, moments)
+    folds, names = fw.leave_one_out(len(counts)), ("log", "energy", "dss")
+    adapted = fw.from_pymc(model)
+    fit = fw.fit(adapted, draws=4000, seed=seed, progress=False)
+    found = fw.cross_validate(adapted, folds, fit, names, seed=seed, progress=False)
+    log_and_energy_agree(found, exact)
+    dss = found.score("dss").folds
+    assert np.abs((dss["score"].values - exact["dss"]) / dss["mcse"].values).max() < 4.5
 
 
 # ---------------------------------------------------------------- missing values

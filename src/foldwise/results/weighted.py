@@ -18,7 +18,8 @@ from foldwise.sampling.fit import Fit
 from foldwise.sampling.run import Settings
 from foldwise.scores import diagnostics
 from foldwise.scores.importance import Importance
-from foldwise.scores.rules import LOG_SCORES, find_rule
+from foldwise.scores.rule import Rule
+from foldwise.scores.rules import JOINT_RESIDUALS, LOG_SCORES, find_rule
 from foldwise.scores.smoothing import uneven
 from foldwise.scores.weighing import Scored
 
@@ -118,7 +119,7 @@ def _score(
         "noise": variance * draws if name in LOG_SCORES else unknown,
         "estimator": np.full(len(part), "weights"),
         "method": np.where(found.own[chosen], "refit", "importance"),
-        "status": _status(fit, found, of_folds.value, effective, chosen),
+        "status": _status(fit, found, rule, of_folds.value, effective, chosen),
     }
     influence = found.influence[name]
     return finish_score(
@@ -160,11 +161,22 @@ def _table_by_row(columns: dict[str, np.ndarray], folds: Folds) -> xr.Dataset:
 
 
 def _status(
-    fit: Fit, found: Importance, value: np.ndarray, effective: np.ndarray, chosen: np.ndarray
+    fit: Fit,
+    found: Importance,
+    rule: Rule,
+    value: np.ndarray,
+    effective: np.ndarray,
+    chosen: np.ndarray,
 ) -> np.ndarray:
+    # a score that is not a number where the weights are: the predictions are degenerate
+    predicted = rule.contribution is not None and rule.contribution.needs == "simulate"
+    degenerate = ~np.isfinite(value) & np.isfinite(found.weight_ess[chosen]) & predicted
+    joint = rule.contribution is JOINT_RESIDUALS
     draws, few = len(found.draws.positions), np.fmin(effective, found.weight_ess[chosen])
     conditions = {
-        "not finite": ~np.isfinite(value),
+        "not finite": ~np.isfinite(value) & ~degenerate,
+        "singular covariance": degenerate & joint,
+        "no spread": degenerate & (not joint),
         "cut off": found.cut_off[chosen],
         "integrals not settled": found.unsettled[chosen],
         "uneven weights": (uneven(found.pareto_k, found.weight_ess, draws) & ~found.own)[chosen],

@@ -54,7 +54,8 @@ ADVICE = {
     "not finite": "log densities were NaN or infinite: check the likelihood at its extremes "
     "(overflow, log of zero, observations outside the support)",
     "singular covariance": "the predictive covariance of the test rows is singular, as when two "
-    "rows are always predicted alike: use dss_pointwise, or leave such rows out",
+    "rows are always predicted alike, or the counts of a row have a known sum: use dss_pointwise, "
+    "energy for rows of several numbers, or leave such rows out",
     "no spread": "all predictive draws of a test row are equal, so the score is not defined: use "
     "crps or mse, or leave such rows out",
     "too far from its partner": "no number of rungs that was tried joins the fold's posterior to "
