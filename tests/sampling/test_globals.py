@@ -215,6 +215,25 @@ def test_two_modes_are_found_and_weighed():
     assert abs(left - 0.3) < 4 * np.sqrt(0.21 / (share_of(log_ratio) * 4000))
 
 
+class Sheer:
+    """A slope that turns by a right angle, but for rounding, at the first step, the last one up."""
+
+    def __init__(self):
+        self.value = 0.0
+
+    def slopes(self, points):
+        self.value = self.value + 1.0 if self.value < 2.0 else 0.0
+        slope = [1.0, 0.0] if self.value == 1.0 else [1.0 - 2e-10, 5.0]
+        return np.full(len(points), self.value), np.tile(slope, (len(points), 1))
+
+
+def test_a_step_across_the_slope_tells_no_curvature():
+    """With it the covariance of the mode was 1e20 in one direction, and none in the other."""
+    modes = climb(Sheer(), np.zeros((1, 2)))
+    assert np.linalg.cond(modes.covariance[0]) < 100
+    assert np.isfinite(Mixture.of(modes).factor).all()
+
+
 @pytest.mark.parametrize("distance", [6.0, 60.0])
 def test_a_group_far_away_is_refitted(distance):
     """Exact however far it is, with errors that say how exact."""

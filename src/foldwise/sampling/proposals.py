@@ -14,8 +14,10 @@ import numpy as np
 import scipy
 from jaxtyping import Float
 
-# Steps of each climb.
-_CLIMB = 60
+# Steps of each climb, and the cosine of a step and the change of slope along it below which it says
+# nothing of the curvature: the update would multiply by the inverse of its square, and lose all
+# digits of the directions that it leaves alone.
+_CLIMB, _LEAST_COSINE = 60, 1e-4
 # Sds to either side at which the curvature of a mode is looked at.
 _BEND_STEP = 0.3
 # Nats below the highest mode at which another is forgotten, and sds within which two are one.
@@ -128,7 +130,8 @@ def climb(density: LogDensity, starts: Float[np.ndarray, "start g"]) -> Modes | 
         better = new_value > value + 1e-4 * share * gain
         moved, turned = there - x, slope - new_slope
         curved = (moved * turned).sum(axis=1)
-        for s in np.flatnonzero(better & (curved > 1e-10)):
+        lengths = np.linalg.norm(moved, axis=1) * np.linalg.norm(turned, axis=1)
+        for s in np.flatnonzero(better & (curved > np.maximum(1e-10, _LEAST_COSINE * lengths))):
             inverse[s] = _updated(inverse[s], moved[s], turned[s], curved[s])
         x = np.where(better[:, None], there, x)
         slope = np.where(better[:, None], new_slope, slope)
