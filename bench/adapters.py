@@ -5,8 +5,8 @@ by leave-group-out, each with its own fit and seed; totals must agree within fou
 errors. Then leave-one-out of the kidiq data in PyMC and in Bambi against published values
 (Regression and Other Stories: -1876.1, -1914.8 with mom_hs alone, -1872.7 with the interaction),
 which must agree within one nat. Then models of NumPyro whose rows depend on each other given the
-parameters, on published data, against quadrature: every fold within four Monte Carlo errors, and
-their root mean square over folds and seeds at most 1.25. Then models of PyMC and Bambi with
+parameters, on published data, against quadrature: no more folds beyond four Monte Carlo errors than
+there are by chance, and their root mean square over folds and seeds at most 1.25. Then models of PyMC and Bambi with
 censored, truncated, mixture and missing rows, rows of two variables or of several numbers,
 autoregressions, random walks and marginal processes, and one of NumPyro with a factor, likewise.
 Then, likewise, counts with more zeros or behind a hurdle, rows of three counts, an autoregression
@@ -27,6 +27,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import scipy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import adapter_cases  # noqa: E402
@@ -37,6 +38,7 @@ import trios  # noqa: E402
 
 import foldwise as fw  # noqa: E402
 
+MOST_Z = 4.0
 PARTS = ["same", "kidiq", "dependent", "pymc", "special"]
 KIDIQ = {
     "mom_hs": -1914.8,
@@ -100,10 +102,13 @@ def kidiq(folder):
 
 
 def against_quadrature(cases, seeds, first, only):
-    """Whether all folds are within four errors, and the rms over folds and seeds at most 1.25.
+    """Whether folds are within four errors, and the rms over folds and seeds at most 1.25.
 
     The folds of a seed share the draws of one fit, so their errors go together, and the rms over S
-    seeds has a standard deviation of up to 1 / sqrt(2 S): 0.22 with 10, 0.11 with 40.
+    seeds has a standard deviation of up to 1 / sqrt(2 S): 0.22 with 10, 0.11 with 40. By a normal
+    law one z in 16,000 is beyond four; a case with 337 folds and 40 seeds has 13,480 of them. So
+    seeds with such a fold may be as many as there are by chance, in 99 cases of 100, if each of
+    their folds were on its own.
     """
     good, fits = True, {}
     for title, model, folds, exact in cases:
@@ -117,12 +122,15 @@ def against_quadrature(cases, seeds, first, only):
             result = fw.cross_validate(model, folds, fits[key], seed=100 + seed, progress=False)
             z.append((result.folds["elpd"].values - truth) / result.folds["mcse"].values)
             flagged += int((result.folds["status"] != "fine").sum())
-        by_seed, largest = np.sqrt(np.mean(np.square(z), axis=1)), np.abs(z).max()
-        rms = np.sqrt(np.mean(by_seed**2))
+        by_seed, largest = np.sqrt(np.mean(np.square(z), axis=1)), np.abs(z).max(axis=1)
+        rms, beyond = np.sqrt(np.mean(by_seed**2)), int((largest > MOST_Z).sum())
+        once = -np.expm1(len(folds) * np.log1p(-2.0 * scipy.stats.norm.sf(MOST_Z)))
+        allowed = int(scipy.stats.binom.ppf(0.99, seeds, once))
         print(f"{title:34} {len(folds)} folds, elpd {result.elpd:.2f} ({result.mcse:.2f}), rms z "
               f"{rms:.2f} (by seed {by_seed.min():.2f} to {by_seed.max():.2f}), largest "
-              f"{largest:.2f}, flagged {flagged} of {np.size(z)}", flush=True)  # fmt: skip
-        good &= bool(rms <= 1.25 and largest <= 4.0)
+              f"{largest.max():.2f}, beyond {MOST_Z:g} in {beyond} of {seeds} seeds (by chance in "
+              f"up to {allowed}), flagged {flagged} of {np.size(z)}", flush=True)  # fmt: skip
+        good &= bool(rms <= 1.25 and beyond <= allowed)
     return good
 
 
