@@ -6,9 +6,10 @@ errors. Then leave-one-out of the kidiq data in PyMC and in Bambi against publis
 (Regression and Other Stories: -1876.1, -1914.8 with mom_hs alone, -1872.7 with the interaction),
 which must agree within one nat. Then models of NumPyro whose rows depend on each other given the
 parameters, on published data, against quadrature: no more folds beyond four Monte Carlo errors than
-there are by chance, and their root mean square over folds and seeds at most 1.25. Then models of PyMC and Bambi with
-censored, truncated, mixture and missing rows, rows of two variables or of several numbers,
-autoregressions, random walks and marginal processes, and one of NumPyro with a factor, likewise.
+there are by chance, and their root mean square over folds and seeds at most 1.25. Then models of
+PyMC and Bambi with censored, truncated, mixture and missing rows, rows of two variables or of
+several numbers, autoregressions, random walks and marginal processes, and one of NumPyro with a
+factor, likewise.
 Then, likewise, counts with more zeros or behind a hurdle, rows of three counts, an autoregression
 on a graph of neighbours, and a series as a local level and as the states of a linear system; these
 data are inside statsmodels and libpysal (``pip install foldwise[bench]``).
