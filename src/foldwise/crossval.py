@@ -44,7 +44,7 @@ from foldwise.sampling.tuning import (
     full_data,
     partner_draws,
 )
-from foldwise.scores import cells, needs
+from foldwise.scores import integrals, needs
 from foldwise.scores.importance import Importance, by_importance
 from foldwise.scores.logscore import ESTIMATORS
 from foldwise.scores.weighing import FullSample, others
@@ -579,4 +579,4 @@ def _begin_to_compile(
     if shared is None or (chained and shared.mostly_shared):
         gradients_program(model)
     else:
-        cells.begin_to_compile(model, shared)
+        integrals.begin_to_compile(model, shared)

@@ -17,9 +17,10 @@ from foldwise.sampling import refits
 from foldwise.sampling.full_data import full_data_fit
 from foldwise.sampling.globals import Marginal, draw_globals
 from foldwise.sampling.proposals import Mixture, climb, fitted, share_of
-from foldwise.scores.cells import NORMAL_STEPS, STEPS, conditional_draws
+from foldwise.scores.cells import NORMAL_STEPS, STEPS
 from foldwise.scores.diagnostics import by_parameter
 from foldwise.scores.importance import by_importance
+from foldwise.scores.integrals import conditional_draws
 from foldwise.scores.weighing import FullSample
 from foldwise.support.keeping import Finished, Keeper
 from foldwise.support.progress import Progress

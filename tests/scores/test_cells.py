@@ -16,14 +16,12 @@ from foldwise.scores import cell_sets
 from foldwise.scores.cell_sets import Values, needs_of
 from foldwise.scores.cells import (
     NORMAL_STEPS,
-    RULES,
     STEPS,
     Derived,
     by_known_owner,
-    conditional_draws,
-    log_integrals,
-    rule,
 )
+from foldwise.scores.integrals import conditional_draws, log_integrals
+from foldwise.scores.nodes import RULES, rule
 from foldwise.support.runtime import alone
 
 SMOOTH = ("normal", "Poisson", "binomial", "Bernoulli", "negative binomial", "Student-t")

@@ -30,8 +30,8 @@ from foldwise.sampling.nuts import DENSE_WINDOWS, Nuts
 from foldwise.sampling.nuts import begin_to_compile as begin_with_nuts
 from foldwise.sampling.pooled import Draws, draw_pooled, suits
 from foldwise.sampling.starts import far_apart, lost_chains, starting_points
-from foldwise.scores.cells import begin_to_compile
 from foldwise.scores.diagnostics import by_parameter
+from foldwise.scores.integrals import begin_to_compile
 from foldwise.support.checks import check_count, outside, resolve_seed
 from foldwise.support.progress import Progress
 from foldwise.support.runtime import import_for_tables, usual_errors

@@ -39,10 +39,8 @@ from foldwise.sampling.proposals import (
     sharpened,
 )
 from foldwise.sampling.starts import near_init, normal_range, spread_out
-from foldwise.scores.cells import (
-    NORMAL_STEPS,
-    STEPS,
-    Integrals,
+from foldwise.scores.cells import NORMAL_STEPS, STEPS, Integrals
+from foldwise.scores.integrals import (
     begin_to_compile_draws,
     conditional_draws,
     log_integrals,

@@ -22,7 +22,7 @@ from foldwise.models.structure import Structure, find_cells
 from foldwise.sampling.fit import Fit
 from foldwise.sampling.run import Settings
 from foldwise.scores.cell_sets import TOLERANCE, TOTAL_TOLERANCE, Values, needs_of
-from foldwise.scores.cells import log_integrals
+from foldwise.scores.integrals import log_integrals
 from foldwise.scores.marginal_model import MarginalModel, Rules
 from foldwise.scores.needs import rule_of
 from foldwise.scores.nodes import RULES, rule

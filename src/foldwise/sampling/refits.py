@@ -35,8 +35,8 @@ from foldwise.sampling.proposals import (
     many_parts,
     share_of,
 )
-from foldwise.scores.cells import priors_bent
 from foldwise.scores.importance import Importance, by_importance
+from foldwise.scores.integrals import priors_bent
 from foldwise.scores.weighing import FullSample, Scored
 from foldwise.support.keeping import Finished
 from foldwise.support.progress import Progress

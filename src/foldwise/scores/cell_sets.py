@@ -23,12 +23,8 @@ from foldwise.folds.ragged import gather, owners, starts
 from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure, exchanged
-from foldwise.scores.cells import (
-    NOTHING,
-    Derived,
-    Integrals,
-    log_integrals,
-)
+from foldwise.scores.cells import NOTHING, Derived, Integrals
+from foldwise.scores.integrals import log_integrals
 from foldwise.scores.nodes import HERMITE, RULES, WIDE, rule
 
 # Two rules that differ by less than this many nats at every draw looked at agree. Errors of many
