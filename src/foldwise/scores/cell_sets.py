@@ -36,9 +36,10 @@ _ANOTHER_MODE = 1e-3
 _FEW_SETS = 3
 # Draws at which rules are compared.
 _LOOKED_AT = 64
-# Integrals at draws that are held at once, and densities of rows that are added up at once: these
-# are put in another order on the way, in the cache.
-_VALUES, _CACHED = 2**22, 2**17
+# Integrals that are held at once, at a multiple of so many draws, which programs work on side by
+# side, and densities of rows that are added up at once: these are put in another order on the way,
+# in the cache.
+_VALUES, _MULTIPLE, _CACHED = 2**22, 64, 2**17
 
 
 @dataclass(frozen=True)
@@ -273,32 +274,38 @@ class Values:
         alone = self.structure.row_cell < 0
         with np.errstate(invalid="ignore"):  # no numbers where integrals are lost
             for part, values, of_globals in self.at(draws):
-                for whole, matrix in zip(found, of_cells, strict=True):
-                    whole[:, part] = matrix @ values
+                for sums, matrix in zip(found, of_cells, strict=True):
+                    sums[:, part] = matrix @ values
                 if density is not None:
                     density[part] = of_globals
             needed = any(matrix.nnz for matrix in of_rows) or look is not None
             if not needed and (density is None or not alone.any()):
                 return found
-            first = 0
-            for prior, rows in rows_at(self.model, draws):
+            for part, prior, rows in self._rows_at(draws):
                 if look is not None:
                     look(rows)
-                here = slice(first, first + len(rows))
-                for whole, matrix in zip(found, of_rows, strict=True):
+                for sums, matrix in zip(found, of_rows, strict=True):
                     if matrix.nnz:
-                        whole[:, here] += row_sums(matrix, rows)
+                        sums[:, part] += row_sums(matrix, rows)
                 if density is not None:
-                    before = density[here] if self.passes else prior
-                    density[here] = before + rows[:, alone].sum(axis=1)
-                first = here.stop
+                    before = density[part] if self.passes else prior
+                    density[part] = before + rows[:, alone].sum(axis=1)
         return found
+
+    def _rows_at(
+        self, draws: Float[np.ndarray, "draw d"]
+    ) -> Iterator[tuple[slice, Float[np.ndarray, " draw"], Float[np.ndarray, "draw row"]]]:
+        """Log prior and log densities of rows, for one part of the draws after the other."""
+        first = 0
+        for prior, rows in rows_at(self.model, draws):
+            yield slice(first, first + len(rows)), prior, rows
+            first += len(rows)
 
     def at(
         self, draws: Float[np.ndarray, "draw d"]
     ) -> Iterator[tuple[slice, Float[np.ndarray, "column draw"], Float[np.ndarray, " draw"]]]:
         """All integrals, and the density of the globals given the rows of cells, part by part."""
-        size = max(_VALUES // max(self.count, 1), 1)
+        size = max(_VALUES // max(self.count, 1) // _MULTIPLE, 1) * _MULTIPLE
         for first in range(0, len(draws) if self.passes else 0, size):
             part = draws[first : first + size]
             values, of_globals = np.empty((self.count, len(part))), np.empty(0)
