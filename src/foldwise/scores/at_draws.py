@@ -246,10 +246,17 @@ class _FullScores:
         self.rows, self.by_row = np.full(folds.n, -np.inf if by_row else np.nan), by_row
 
     def add(self, density: Float[np.ndarray, "draw row"]) -> None:
-        of_folds = scipy.special.logsumexp(row_sums(self.test, density), axis=1)
-        self.folds = np.logaddexp(self.folds, of_folds)
+        self.folds = np.logaddexp(self.folds, _log_sums(row_sums(self.test, density)))
         if self.by_row:  # of no use without scores by row
-            self.rows = np.logaddexp(self.rows, scipy.special.logsumexp(density, axis=0))
+            self.rows = np.logaddexp(self.rows, _log_sums(density.T))
+
+
+def _log_sums(values: Float[np.ndarray, "line draw"]) -> Float[np.ndarray, " line"]:
+    """log of sum exp over draws: what SciPy does, which costs three times as much of few draws."""
+    top = values.max(axis=1)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(values - safe[:, None]).sum(axis=1)) + safe
 
 
 def _jointly(asked: Asked, positions: Float[np.ndarray, "draw d"]) -> _AtDraws:

@@ -24,7 +24,7 @@ from foldwise.models.evaluate import rows_at
 from foldwise.models.model import Model
 from foldwise.models.structure import Structure, exchanged
 from foldwise.scores.cells import NOTHING, Derived, Integrals
-from foldwise.scores.integrals import log_integrals
+from foldwise.scores.integrals import call_size, log_integrals
 from foldwise.scores.nodes import HERMITE, RULES, WIDE, rule
 
 # Two rules that differ by less than this many nats at every draw looked at agree. Errors of many
@@ -36,9 +36,9 @@ _ANOTHER_MODE = 1e-3
 _FEW_SETS = 3
 # Draws at which rules are compared.
 _LOOKED_AT = 64
-# Integrals that are held at once, at a multiple of so many draws, which programs work on side by
-# side, and densities of rows that are added up at once: these are put in another order on the way,
-# in the cache.
+# Integrals that are held at once at most, then at a multiple of so many draws, which programs work
+# on side by side, and densities of rows that are added up at once: these are put in another order
+# on the way, in the cache.
 _VALUES, _MULTIPLE, _CACHED = 2**22, 64, 2**17
 
 
@@ -305,7 +305,8 @@ class Values:
         self, draws: Float[np.ndarray, "draw d"]
     ) -> Iterator[tuple[slice, Float[np.ndarray, "column draw"], Float[np.ndarray, " draw"]]]:
         """All integrals, and the density of the globals given the rows of cells, part by part."""
-        size = max(_VALUES // max(self.count, 1) // _MULTIPLE, 1) * _MULTIPLE
+        size = call_size(self.model)
+        size = min(size, max(_VALUES // max(self.count, 1) // _MULTIPLE, 1) * _MULTIPLE)
         for first in range(0, len(draws) if self.passes else 0, size):
             part = draws[first : first + size]
             values, of_globals = np.empty((self.count, len(part))), np.empty(0)

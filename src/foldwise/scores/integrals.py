@@ -201,8 +201,7 @@ def _in_chunks(
     ``given`` are arrays such as it takes of one draw; it returns arrays that are put below each
     other, since each would be work to compile: ``more`` numbers beside some for each parameter.
     """
-    together = int(np.clip(_ROW_VALUES // model.n_obs, 1, _TOGETHER))
-    chunks = max(min(_CALL_DRAWS, _CALL_VALUES // max(model.dimension, more, 1)) // together, 1)
+    chunks, together = _sizes(model, more)
 
     def run(given: Any, shared: tuple[Any, ...]) -> Array:
         parts = [part.reshape(chunks, together, part.shape[1]) for part in given]
@@ -224,6 +223,19 @@ def _in_chunks(
     shared = (*shared, np.int32(0))
     program = compiled(model, what, run, given, shared, quick=few_rows(model))
     return _Program(program, chunks, together)
+
+
+def call_size(model: Model) -> int:
+    """How many draws the program of integrals takes in a call."""
+    chunks, together = _sizes(model)
+    return chunks * together * lanes()
+
+
+def _sizes(model: Model, more: int = 0) -> tuple[int, int]:
+    """How many chunks a lane has room for, and how many draws a chunk has."""
+    together = int(np.clip(_ROW_VALUES // model.n_obs, 1, _TOGETHER))
+    chunks = min(_CALL_DRAWS, _CALL_VALUES // max(model.dimension, more, 1)) // together
+    return max(chunks, 1), together
 
 
 def _places(structure: Structure) -> int:
