@@ -63,7 +63,7 @@ def test_two_modes_of_one_parameter_have_their_share(apart, prior, init, seed):
 
 def test_a_mode_that_nuts_leaves_during_warm_up_is_not_forgotten(seed, monkeypatch):
     """As if all four chains of NUTS had left one of two modes: they agree."""
-    model, below = mixture(3.0, 0.6, 3.0, 3.0, spare=15)
+    model, below = mixture(4.0, 0.6, 3.0, 4.0, spare=15)
 
     def above(ends, count):
         return ends[ends[:, -1, 0] > 0.0][:count, -1]

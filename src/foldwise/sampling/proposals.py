@@ -130,7 +130,8 @@ def climb(density: LogDensity, starts: Float[np.ndarray, "start g"]) -> Modes | 
         better = new_value > value + 1e-4 * share * gain
         moved, turned = there - x, slope - new_slope
         curved = (moved * turned).sum(axis=1)
-        lengths = np.linalg.norm(moved, axis=1) * np.linalg.norm(turned, axis=1)
+        with np.errstate(over="ignore"):  # of a slope that has exploded nothing is learned
+            lengths = np.linalg.norm(moved, axis=1) * np.linalg.norm(turned, axis=1)
         for s in np.flatnonzero(better & (curved > np.maximum(1e-10, _LEAST_COSINE * lengths))):
             inverse[s] = _updated(inverse[s], moved[s], turned[s], curved[s])
         x = np.where(better[:, None], there, x)
