@@ -127,7 +127,7 @@ def test_folds_of_dependent_rows(seed):
     with pm.Model() as model:
         pm.MvNormal("y", pm.Normal("m") * ONES, KERNEL, observed=Y)
     folds = fw.k_fold(N, 4, seed=1)
-    found = fw.cross_validate(fw.from_pymc(model), folds, seed=seed, progress=False)
+    found = fw.cross_validate(fw.from_pymc(model), folds, scores="log", seed=seed, progress=False)
     whole = st.multivariate_normal(np.zeros(N), KERNEL + 1.0)
     exact = 0.0
     for train in folds.train_mask(np.arange(4)):
