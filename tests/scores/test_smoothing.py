@@ -118,6 +118,15 @@ def test_what_is_used_on_the_border_is_hardly_too_high():
     assert (score[used].mean() - score.mean()) / score.std() < 0.3
 
 
+def test_tails_that_are_heavier_than_those_of_a_quadratic():
+    """log w rises with the third power in the tail: quantiles alone expect what is not there."""
+    z = np.random.default_rng(5).normal(size=(40, DRAWS))
+    bulk = np.exp(-(0.6**2))
+    np.testing.assert_allclose(_expected_share(-0.6 * z), bulk, rtol=0.1)
+    found = _expected_share(-0.6 * np.where(z > 1.5, z + 0.7 * (z - 1.5) ** 3, z))
+    assert np.mean(found < 0.75 * bulk) > 0.8
+
+
 def test_what_weights_are_worth_where_little_can_be_expected():
     m = log_ratios(0.6, 0.5, 3)
     assert (worth(smoothed(m)[0], m) == 0).all()

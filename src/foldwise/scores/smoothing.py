@@ -35,6 +35,9 @@ from foldwise.support.runtime import in_threads
 _EVEN = 0.4
 # What they are worth counts instead of what is expected, where it is less than this share of it.
 _AS_EXPECTED = 0.5
+# What moments of all log weights let expect counts likewise: of normal parameters they agree with
+# quantiles to a tenth, of others whose tails are heavier they are far less.
+_AS_EXPECTED_OF_ALL = 0.75
 # Beyond this leverage, weights have no variance: they are worth nothing.
 _MOST_LEVERAGE = 0.4999
 # Shapes this close to zero are taken as this.
@@ -177,6 +180,9 @@ def worth(
 
         E[w]^2 / E[w^2] = sqrt(1 - 2 h) / (1 - h) exp(a^2 / (1 - h) - 2 a^2 / (1 - 2 h)).
 
+    So do moments (:func:`_quadratic_of_moments`), which see tails that are heavier than those of
+    such a quadratic: where they let expect less than three quarters of that, they count.
+
     ``weights`` are smoothed log weights that sum to one: where they are worth less than half of
     that, or nothing is expected, what they are worth counts.
     """
@@ -189,8 +195,13 @@ def worth(
 
 
 def _expected_share(log_ratio: Float[np.ndarray, "fold draw"]) -> Float[np.ndarray, " fold"]:
-    """Share of the draws that weights exp(-log_ratio) are worth, from quantiles of their logs."""
-    a, h = _quadratic(log_ratio)
+    """Share of the draws that weights exp(-log_ratio) are worth, expected from their logs."""
+    share, of_all = _share(*_quadratic(log_ratio)), _share(*_quadratic_of_moments(log_ratio))
+    return np.where(of_all < _AS_EXPECTED_OF_ALL * share, of_all, share)
+
+
+def _share(a: Float[np.ndarray, " fold"], h: Float[np.ndarray, " fold"]) -> np.ndarray:
+    """E[w]^2 / E[w^2] where log w is a z + h z^2 / 2."""
     leverage, a2 = np.minimum(h, _MOST_LEVERAGE), a**2
     even = np.sqrt(1.0 - 2.0 * leverage) / (1.0 - leverage)
     share = even * np.exp(a2 / (1.0 - leverage) - 2.0 * a2 / (1.0 - 2.0 * leverage))
@@ -225,6 +236,25 @@ def _quadratic(
         a = np.where(flat, a_over_h * h, distance)
     known = distance > 0.0
     return np.where(known, a, 0.0), np.where(known, np.copysign(h, bend), 0.0)
+
+
+def _quadratic_of_moments(
+    log_ratio: Float[np.ndarray, "fold draw"],
+) -> tuple[Float[np.ndarray, " fold"], Float[np.ndarray, " fold"]]:
+    """a and h with which a z + h z^2 / 2 has the variance and third central moment of -log_ratio.
+
+    These are a^2 + h^2 / 2 and 3 a^2 h + h^3.
+    """
+    away = log_ratio.mean(axis=1, keepdims=True) - log_ratio
+    square = away * away
+    variance, third = square.mean(axis=1), (square * away).mean(axis=1)
+    # with b = h / 2: third = 6 b variance - 4 b^3, whose left side rises up to b^2 = variance / 2
+    most = np.sqrt(variance / 2.0)
+    wanted = np.clip(third, -4.0 * variance * most, 4.0 * variance * most)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        b = 2.0 * most * np.sin(np.arcsin(wanted / (4.0 * variance * most)) / 3.0)
+    b = np.where(variance > 0, b, 0.0)
+    return np.sqrt(np.maximum(variance - 2.0 * b**2, 0.0)), 2.0 * b
 
 
 @lru_cache
