@@ -123,7 +123,7 @@ def test_tails_that_are_heavier_than_those_of_a_quadratic():
     z = np.random.default_rng(5).normal(size=(40, DRAWS))
     bulk = np.exp(-(0.6**2))
     np.testing.assert_allclose(_expected_share(-0.6 * z), bulk, rtol=0.1)
-    found = _expected_share(-0.6 * np.where(z > 1.5, z + 0.7 * (z - 1.5) ** 3, z))
+    found = _expected_share(-0.6 * np.where(z > 1.5, z + 2.0 * (z - 1.5) ** 3, z))
     assert np.mean(found < 0.75 * bulk) > 0.8
 
 
