@@ -15,9 +15,9 @@ scores by weights of light tails (k = 0.2) were too low by a tenth of their erro
 
 Whether weights are even enough to be used must not be asked of these largest weights: where they
 are missing by chance, weights look even and the score is too high. What weights are worth is
-expected from quantiles of their logs in the bulk of the draws. In simulations of folds on the
-border, half of which are used, scores of those used are then too high by 0.13 of their error; with
-moments of the logs, which the largest weights move too, by half of it.
+expected from quantiles of their logs in the bulk of the draws. Moments of the logs are moved by the
+largest weights too: of folds on the border, half of which are used, scores of those used would be
+too high by half of their error, several times as much (tests/scores/test_smoothing.py).
 """
 
 from __future__ import annotations
