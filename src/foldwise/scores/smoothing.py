@@ -17,7 +17,7 @@ Whether weights are even enough to be used must not be asked of these largest we
 are missing by chance, weights look even and the score is too high. What weights are worth is
 expected from quantiles of their logs in the bulk of the draws. Moments of the logs are moved by the
 largest weights too: of folds on the border, half of which are used, scores of those used would be
-too high by half of their error, several times as much (tests/scores/test_smoothing.py).
+too high by several times as much (tests/scores/test_smoothing.py).
 """
 
 from __future__ import annotations
