@@ -34,7 +34,7 @@ from foldwise.sampling.marginal import (
 from foldwise.sampling.metric import MetricShape
 from foldwise.sampling.planning import check_memory
 from foldwise.sampling.prepare import prepared, tune
-from foldwise.sampling.refits import with_refits
+from foldwise.sampling.refits import least_share, with_refits
 from foldwise.sampling.run import Settings, fold_program
 from foldwise.sampling.sample import sample
 from foldwise.sampling.target import Goal, longer_fit_needed, not_reached, run_to_target
@@ -356,8 +356,9 @@ def _weights(task: Task, everything: bool, bar: Progress) -> tuple[Importance, d
     # other scores are weighed where there are no cells, or none are used
     plain = bool(others(settings.scores)) or task.marginal is False
     structure = without_cells(model) if plain else find_cells(model, draws.positions)
+    scores, seed, least = settings.scores, settings.seed, least_share(structure, settings.scores)
     found = by_importance(
-        model, structure, folds, draws, settings.scores, everything, settings.seed, bar.advance
+        model, structure, folds, draws, scores, everything, seed, least, bar.advance
     )
     return found, {"fit": task.fit_seconds, "weights": time.perf_counter() - began}
 

@@ -273,6 +273,25 @@ def test_an_outlier_of_a_regression_is_refitted():
     assert (result.folds["status"] == "fine").all()
 
 
+@pytest.mark.parametrize("spare, method", [(0, "refit"), (15, "importance")])
+def test_weights_worth_half_of_the_draws_serve_where_a_refit_is_not_cheap(spare, method):
+    """A mean of 30 values, one of them 4.5 sds away, and 0 or 15 parameters of the prior alone."""
+    X = np.column_stack([np.ones(30), np.zeros((30, spare))])
+    y = np.random.default_rng(2).normal(size=30)
+    y[0] = y.mean() + 4.5
+    folds = fw.leave_one_out(30)
+    problem = LinearProblem(X, y, 1.0, np.full(1 + spare, 3.0), folds, "outlier")
+    # log w = a z + h z^2 / 2 of the outlier: its leverage h and a^2 = h r^2, r what is left of it
+    h = 1.0 / (30 + 1 / 9)
+    a2 = h * (y[0] - h * y.sum()) ** 2
+    share = np.sqrt(1 - 2 * h) / (1 - h) * np.exp(a2 / (1 - h) - 2 * a2 / (1 - 2 * h))
+    assert 0.45 < share < 0.6
+    result = fw.cross_validate(problem.model(), folds, seed=1, progress=False)
+    assert result.folds["method"].values.tolist() == [method] + 29 * ["importance"]
+    z = (result.folds["elpd"] - problem.joint()) / result.folds["mcse"]
+    assert np.abs(z).max() < 4 and (result.folds["status"] == "fine").all()
+
+
 @pytest.mark.parametrize("serve, tried", [(set(), 4), ({3}, 10)])
 def test_refits_that_serve_none_of_the_first_folds_are_given_up(monkeypatch, rng, serve, tried):
     X, y = np.column_stack([np.ones(30), rng.normal(size=30)]), rng.normal(size=30)

@@ -23,6 +23,7 @@ from jaxtyping import Int
 
 from foldwise.folds.folds import Folds
 from foldwise.models.model import Model
+from foldwise.models.structure import Structure
 from foldwise.sampling.globals import Marginal, too_many
 from foldwise.sampling.layers import Layered, Layers, layered
 from foldwise.sampling.proposals import (
@@ -37,7 +38,8 @@ from foldwise.sampling.proposals import (
 )
 from foldwise.scores.importance import Importance, by_importance
 from foldwise.scores.integrals import priors_bent
-from foldwise.scores.weighing import FullSample, Scored
+from foldwise.scores.smoothing import EVEN, EVEN_WHERE_CHEAP
+from foldwise.scores.weighing import FullSample, Scored, others
 from foldwise.support.keeping import Finished
 from foldwise.support.progress import Progress
 from foldwise.support.seeds import Stream, generator
@@ -59,6 +61,16 @@ _EVEN_K, _EVEN_SHARE = 0.7, 0.5
 _MOST_TOGETHER = 16
 # Where none of the first so many folds can be refitted, the others are not tried.
 _FIRST = 4
+
+
+def least_share(structure: Structure, scores: tuple[str, ...]) -> float:
+    """The share of the draws that weights must be worth for a fold not to be refitted.
+
+    Without integrals a refit takes little time, and with few globals it hardly ever fails. Of other
+    scores than log scores none is taken.
+    """
+    cheap = not len(structure) and len(structure.globals) <= MOST_GLOBALS and not others(scores)
+    return EVEN_WHERE_CHEAP if cheap else EVEN
 
 
 def with_refits(

@@ -31,7 +31,7 @@ from foldwise.scores.at_draws import Asked, Evaluated, evaluated, nothing_known
 from foldwise.scores.diagnostics import ESS_LIMIT
 from foldwise.scores.needs import classes_of, emitted
 from foldwise.scores.rules import LOG_SCORES
-from foldwise.scores.smoothing import smoothed, uneven, worth
+from foldwise.scores.smoothing import EVEN, smoothed, uneven, worth
 from foldwise.scores.weighing import (
     FullSample,
     Scored,
@@ -100,13 +100,15 @@ def by_importance(
     scores: tuple[str, ...],
     everything: bool,
     seed: int = 0,
+    least: float = EVEN,
     advance: Callable[[int], None] = lambda values: None,
 ) -> Importance:
     """Scores of the folds from full-data draws; other than log scores only without cells.
 
     ``everything`` asks for all folds; else only those are used for which the weights and integrals
-    can be relied on. ``seed`` is that of simulated values. ``advance`` is told how many numbers are
-    known of all folds times all draws.
+    can be relied on, weights that are worth at least the share ``least`` of the draws. ``seed`` is
+    that of simulated values. ``advance`` is told how many numbers are known of all folds times all
+    draws.
     """
     positions = draws.positions
     classes = classes_of(model, scores, positions)
@@ -123,7 +125,8 @@ def by_importance(
             found = nothing_known(asked, len(positions))  # all get chains
         else:
             found = evaluated(asked, classes, draws, impossible, stages[0], advance)
-        how = _How(draws._replace(positions=positions[:, :0]), structure, scores, everything, some)
+        none = draws._replace(positions=positions[:, :0])
+        how = _How(none, structure, scores, everything, least, some)
         return _blocks(how, found, sizes[piece], stages[1])
 
     parts, keeps = list[Importance](), keeper() if draws.proposed is None else Keeper()
@@ -150,6 +153,7 @@ class _How(NamedTuple):
     structure: Structure
     scores: tuple[str, ...]
     everything: bool
+    least: float
     folds: Folds
 
 
@@ -182,7 +186,7 @@ def _blocks(
 
 def _block(how: _How, block: tuple[Members, Evaluated]) -> Importance:
     """Scores of some folds from what was evaluated for them."""
-    (members, found), (draws, structure, scores, everything, every) = block, how
+    (members, found), (draws, structure, scores, everything, least, every) = block, how
     folds = every[members]
     weight, k = smoothed(found.left_out)
     # weights of other draws than the full data's are bounded, and far from log-normal
@@ -192,7 +196,8 @@ def _block(how: _How, block: tuple[Members, Evaluated]) -> Importance:
     finite = np.isfinite(joint.value)
     used = np.ones(len(folds), bool)
     if not everything:
-        used = finite & ~uneven(k, weight_ess, len(draws.positions)) & (weight_ess >= ESS_LIMIT)
+        even = ~uneven(k, weight_ess, len(draws.positions), least)
+        used = finite & even & (weight_ess >= ESS_LIMIT)
         used &= ~found.cut_off & ~found.unsettled
     weights, counted = Weights(weight, found.tested, found.rows), used & finite
     scored = {}
