@@ -120,6 +120,67 @@ def test_density_of_any_rows(name):
         assert (np.abs(spread - 1) < 5 * np.sqrt(2 / 2000)).all()
         gradient = jax.jit(jax.grad(found.joint_log_likelihood))(position, rows)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    check_gradients(model)
+
+
+def check_gradients(model):
+    """Those of the posterior given all rows, compiled for many positions, are PyMC's."""
+    found, rng = fw.from_pymc(model), np.random.default_rng(5)
+
+    def density(position):
+        if found.joint_log_likelihood is None:
+            return found.log_prior(position) + found.log_likelihood_at(position).sum()
+        return found.log_prior(position) + found.joint_log_likelihood(position, np.ones(N, bool))
+
+    start = model.initial_point()
+    points = {k: v + 0.5 * rng.normal(size=(4, *np.shape(v))) for k, v in start.items()}
+    with jax.enable_x64(True):
+        gradients = jax.jit(jax.vmap(jax.grad(density)))(points)
+    own = model.compile_dlogp(mode="FAST_COMPILE")
+    for k in range(4):
+        expected = own({name: values[k] for name, values in points.items()})
+        parts = [np.ravel(gradients[v.name][k]) for v in model.value_vars]
+        np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-6, atol=1e-6)
+
+
+def on_a_line(reach, height):
+    """Several covariance functions, each with distances of its own."""
+    cov = pm.gp.cov
+    smooth, rough = cov.ExpQuad(1, ls=reach), cov.Exponential(1, ls=reach)
+    warped = cov.WarpedInput(
+        1, cov_func=cov.Matern52(1, ls=np.array(1.5)), warp_func=lambda x, a: x / a, args=(reach,)
+    )
+    return PLACES[:, :1], height**2 * (smooth + rough * warped)
+
+
+def on_a_plane(reach, height):
+    one = pm.gp.cov.Matern32(2, ls=reach)
+    return PLACES, height**2 * one * pm.gp.cov.ExpQuad(2, ls=reach, active_dims=[1])
+
+
+def on_a_process(reach, height):
+    """Points that are a function of other points."""
+    first = pm.gp.cov.ExpQuad(1, ls=reach)(PLACES[:, :1]) + 1e-6 * pt.eye(N)
+    moved = pt.dot(pt.linalg.cholesky(first), pm.Normal("z", shape=N))
+    return moved[:, None], height**2 * pm.gp.cov.Matern52(1, ls=reach)
+
+
+PLACES = np.random.default_rng(6).uniform(0.0, 6.0, size=(N, 2))
+
+
+@pytest.mark.parametrize("points", [on_a_line, on_a_plane, on_a_process])
+@pytest.mark.parametrize("kind", ["marginal", "latent", "centred"])
+def test_gradients_of_processes(points, kind):
+    """Rounding of the distance of a point from itself must not come into gradients."""
+    with pm.Model() as model:
+        where, kernel = points(pm.Gamma("reach", 3.0, 2.0), pm.HalfNormal("height"))
+        if kind == "marginal":
+            pm.gp.Marginal(cov_func=kernel).marginal_likelihood("y", X=where, y=Y, sigma=0.3)
+        else:
+            process = pm.gp.Latent(cov_func=kernel)
+            f = process.prior("f", X=where, jitter=1e-2, reparameterize=kind == "latent")
+            pm.Normal("y", f, 0.3, observed=Y)
+    check_gradients(model)
 
 
 def test_folds_of_dependent_rows(seed):

@@ -1,4 +1,4 @@
-"""Special functions of PyMC's densities that have no gradient in JAX, or none everywhere."""
+"""Functions of PyMC's densities that have no gradient in JAX, none everywhere, or a wrong one."""
 
 from __future__ import annotations
 
@@ -19,23 +19,114 @@ def with_safe_functions(graph: Any) -> Any:
     PyMC's normal distribution functions choose between two forms, each of which overflows where
     the other holds; in JAX, zero times the derivative of what was not chosen must not be NaN. The
     incomplete beta function, of distribution functions of Student's t and negative binomial
-    variables, has no derivative by its parameters in JAX.
+    variables, has no derivative by its parameters in JAX. Distances between the points of a
+    Gaussian process are clipped at zero (:func:`_clipped_distances`).
     """
     from pytensor.graph.replace import graph_replace
+
+    while replacements := _innermost(graph):
+        (graph,) = graph_replace([graph], replacements, strict=False)
+    return graph
+
+
+def _innermost(graph: Any) -> dict[Any, Any]:
+    """What is to be replaced in a graph, with what, and is made of nothing that is."""
     from pytensor.graph.traversal import ancestors
+
+    found: dict[Any, Any] = {}
+    for variable in ancestors([graph]):
+        if (safe := _safe(variable)) is not None:
+            found[variable] = safe
+    return {
+        variable: safe
+        for variable, safe in found.items()
+        if not any(other in found for other in ancestors(variable.owner.inputs))
+    }
+
+
+def _safe(variable: Any) -> Any:
+    """What a variable is replaced with, None where it is not."""
     from pytensor.scalar.math import BetaInc, Erfc, Erfcx
     from pytensor.tensor.elemwise import Elemwise
 
-    replacements: dict[Any, Any] = {}
-    for variable in ancestors([graph]):
-        op = getattr(variable.owner, "op", None)
-        kind = type(op.scalar_op) if isinstance(op, Elemwise) else None
-        if kind in (BetaInc, Erfc, Erfcx):
-            safe = Elemwise(_safe_operations()[kind.__name__])
-            replacements[variable] = safe(*variable.owner.inputs)
-    if replacements:
-        (graph,) = graph_replace([graph], replacements, strict=False)
-    return graph
+    kind = _elementwise(variable)
+    if kind in (BetaInc, Erfc, Erfcx):
+        return Elemwise(_safe_operations()[kind.__name__])(*variable.owner.inputs)
+    pair = _clipped_distances(variable)
+    return None if pair is None else _distances(*pair)
+
+
+def _elementwise(variable: Any) -> Any:
+    """The scalar operation that a variable is by element, if it is one."""
+    from pytensor.tensor.elemwise import Elemwise
+
+    op = getattr(variable.owner, "op", None)
+    return type(op.scalar_op) if isinstance(op, Elemwise) else None
+
+
+def _clipped_distances(variable: Any) -> tuple[Any, Any] | None:
+    """Points X and Z whose squared distances a variable is as max(-2 X Z' + |X|^2 + |Z|^2, 0).
+
+    So PyMC's covariance functions have them. Between a point and itself that is zero up to
+    rounding, and XLA rounds otherwise wherever it evaluates it anew: where the derivative by X is
+    cut off at zero in one place and not in another, large terms that should cancel do not, and
+    compiled gradients are off by far more than they are.
+    """
+    from pytensor.graph.basic import equal_computations
+    from pytensor.scalar.basic import Add, Clip, Mul
+    from pytensor.tensor.math import Dot
+
+    if _elementwise(variable) is not Clip:
+        return None
+    pair, factor, norms = (), None, []
+    for term in _terms(variable.owner.inputs[0], Add):
+        factors = [_unshaped(part) for part in _terms(term, Mul)]
+        dots = [part for part in factors if part.owner and isinstance(part.owner.op, Dot)]
+        if len(dots) == 1 and len(factors) == 2:
+            pair, factor = dots[0].owner.inputs, next(f for f in factors if f is not dots[0])
+        else:
+            norms.append(_summed_squares(term))
+    minus_two = np.all(getattr(factor, "data", np.nan) == -2.0)
+    if not pair or not minus_two or len(norms) != 2 or None in norms:
+        return None
+    points = [_unshaped(one) for one in pair]
+    same = equal_computations(norms, points) or equal_computations(norms[::-1], points)
+    return (pair[0], pair[1].T) if same else None
+
+
+def _summed_squares(variable: Any) -> Any:
+    """The points that a variable has the squared lengths of; None if it has not."""
+    from pytensor.scalar.basic import Sqr
+    from pytensor.tensor.math import Sum
+
+    squares = _unshaped(variable)
+    if squares.owner is not None and isinstance(squares.owner.op, Sum):
+        (squares,) = squares.owner.inputs  # which PyTensor leaves out for points on a line
+    return _unshaped(squares.owner.inputs[0]) if _elementwise(squares) is Sqr else None
+
+
+def _unshaped(variable: Any) -> Any:
+    """What a variable was before it was reshaped, transposed or given axes."""
+    from pytensor.tensor.elemwise import DimShuffle
+    from pytensor.tensor.shape import Reshape
+
+    while variable.owner is not None and isinstance(variable.owner.op, (DimShuffle, Reshape)):
+        variable = variable.owner.inputs[0]
+    return variable
+
+
+def _terms(variable: Any, kind: Any) -> list[Any]:
+    """What is added, or multiplied, by element to make a variable."""
+    if _elementwise(variable) is not kind:
+        return [variable]
+    return [term for part in variable.owner.inputs for term in _terms(part, kind)]
+
+
+def _distances(one: Any, two: Any) -> Any:
+    """Squared distances from each point to each other."""
+    import pytensor.tensor as pt
+
+    return pt.sum(pt.sqr(one[:, None, :] - two[None, :, :]), axis=2)
 
 
 @cache
