@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
 
@@ -499,6 +500,33 @@ def test_numpyro_rows_that_do_not_count_as_one():
         fw.from_numpyro(lambda: rows()(hidden))
 
 
+@pytest.mark.parametrize("kind", ["values", "vectors", "batches of one"])
+def test_numpyro_rows_outside_of_plates(kind):
+    """A distribution of one value, or one vector, counts once for each that is observed."""
+    y = trios.CONTINUOUS.reshape(10, 3) if kind == "vectors" else trios.CONTINUOUS
+
+    def model(plate, y=None):
+        mu = numpyro.sample("mu", dist.Normal())
+        row = dist.Normal(mu, 1.0)
+        if kind == "vectors":
+            row = dist.MultivariateNormal(mu * jnp.ones(3), jnp.eye(3) + 0.3)
+        if kind == "batches of one":
+            row = row.expand([1])
+        with numpyro.plate("rows", len(y)) if plate else nullcontext():
+            numpyro.sample("y", row, obs=y)
+
+    apart, found = (fw.from_numpyro(model, plate, y=y) for plate in (True, False))
+    assert found.n_obs == len(y) and found.joint_log_likelihood is None
+    with jax.enable_x64(True):
+        position = {"mu": jnp.float64(0.3)}
+        rows = [one.log_likelihood_at(position) for one in (found, apart)]
+        np.testing.assert_allclose(*rows, rtol=1e-12)
+        key = jax.random.key(1)
+        drawn = [np.asarray(one.simulate(key, position)) for one in (found, apart)]
+    assert drawn[0].shape == y.shape and len(np.unique(drawn[0])) == y.size
+    np.testing.assert_allclose(*drawn, rtol=1e-6)
+
+
 def test_pymc_refusals():
     y = trios.CONTINUOUS
     with pm.Model() as discrete:
@@ -510,6 +538,19 @@ def test_pymc_refusals():
         pm.Normal("mu")
     with pytest.raises(ValueError, match="must have an observed variable, but it has none"):
         fw.from_pymc(unobserved)
+    with pm.Model() as weighted:
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=y, total_size=1000)
+    with pytest.raises(ValueError, match="'y' must not be weighted, but it has a total_size"):
+        fw.from_pymc(weighted)
+    with pm.Model() as approximate:
+        kernel = pm.gp.cov.ExpQuad(1, ls=pm.Gamma("reach", 3.0, 2.0))
+        x = np.linspace(0.0, 1.0, len(y))[:, None]
+        process = pm.gp.MarginalApprox(cov_func=kernel)
+        process.marginal_likelihood("y", X=x, Xu=x[::10], y=y, sigma=0.3)
+    with pytest.raises(
+        ValueError, match="MarginalApprox, needs the joint .* joint_log_likelihood=f"
+    ):
+        fw.from_pymc(approximate, rows=approximate.potentials[0].name)
 
 
 def test_pymc_operations_without_jax():

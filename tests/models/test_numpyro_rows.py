@@ -66,6 +66,12 @@ def walk(times, seen):
     numpyro.sample("y", dist.GaussianRandomWalk(numpyro.sample("s", dist.LogNormal()), N), obs=Y)
 
 
+def masked_vector(times, seen):
+    s = numpyro.sample("s", dist.LogNormal())
+    with handlers.mask(mask=MASK):
+        numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(N), s * jnp.eye(N)), obs=Y)
+
+
 def exact_rows(rate):
     return np.where(SEEN, np.log(rate), 0.0) - rate * TIMES
 
@@ -146,6 +152,7 @@ def test_scores_of_a_factor(seed):
         (in_two_sites, {"axis": 1}, r"axis of 'events', which has the shape \(5,\); got 1"),
         (heavy, {}, "or be normal, but it is a single MultivariateStudentT"),
         (walk, {"rows": {"y": np.arange(N) // 2}}, "numbered in their order"),
+        (masked_vector, {}, "cannot be masked by row, .* joint_log_likelihood=f"),
     ],
 )
 def test_what_is_refused(model, wanted, match):

@@ -207,6 +207,17 @@ def test_series_that_cannot_be_integrated():
         pm.MvStudentT("y", nu=4, mu=pm.Normal("m") * ONES, scale=KERNEL, observed=Y)
     with pytest.raises(ValueError, match=r"shape \(\) for data .* joint_log_likelihood=f"):
         fw.from_pymc(student)
+    with pm.Model() as gaps, pytest.warns(pm.exceptions.ImputationWarning):
+        first = pm.Normal.dist(0.0, 2.0)
+        seen = np.where(np.arange(N) == 3, np.nan, Y)
+        pm.GaussianRandomWalk("y", 0.0, pm.HalfNormal("s"), init_dist=first, observed=seen)
+    with pytest.raises(ValueError, match="another model, give the joint .* joint_log_likelihood=f"):
+        fw.from_pymc(gaps)
+    with pm.Model() as island:
+        near = (APART == 1).astype(float) * np.outer(np.arange(N) < 5, np.arange(N) < 5)
+        pm.CAR("y", ONES, near, 0.6, pm.HalfNormal("t"), observed=Y)
+    with pytest.raises(ValueError, match=r"neighbour, but location 5 has none \(3 in all\)"):
+        fw.from_pymc(island)
     with pm.Model() as product:
         parts = [np.eye(2), pm.HalfNormal("s") * np.eye(3)]
         pm.KroneckerNormal("y", np.zeros(6), covs=parts, sigma=0.5, observed=Y[:6])

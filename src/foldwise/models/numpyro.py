@@ -17,6 +17,7 @@ from foldwise.models.numpyro_normal import joint_draw, joint_log_density
 from foldwise.models.numpyro_rows import (
     Rows,
     Sites,
+    as_observed,
     find_rows,
     has_atoms,
     is_censored,
@@ -189,7 +190,7 @@ def _trace(
     seeded = handlers.seed(placed, jax.random.key(0) if key is None else key)
     trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     kinds = ("sample", "plate", "param", "deterministic")
-    return {name: site for name, site in trace.items() if site["type"] in kinds}
+    return {name: as_observed(site) for name, site in trace.items() if site["type"] in kinds}
 
 
 def _place(position: Mapping[str, Array], site: dict[str, Any]) -> Array | None:

@@ -188,6 +188,20 @@ def _total(site: Site) -> float:
     return float(jnp.sum(log_prob(site))) if observed else np.nan
 
 
+def as_observed(site: Site) -> Site:
+    """A site whose distribution has the batch axes of what is observed of it.
+
+    NumPyro takes a distribution of one value, outside of plates, for each of many.
+    """
+    if not is_data(site):
+        return site
+    shape, own = np.shape(site["value"]), tuple(site["fn"].batch_shape)
+    batch = shape[: max(len(shape) - site["fn"].event_dim, 0)]
+    if own == batch or any(a not in (1, b) for a, b in zip(own[::-1], batch[::-1], strict=False)):
+        return site
+    return site if len(own) > len(batch) else {**site, "fn": site["fn"].expand(batch)}
+
+
 def is_data(site: Site) -> bool:
     """Whether it is an observed site with a distribution of data, not a factor."""
     return site["type"] == "sample" and site["is_observed"] and not is_factor(site)
@@ -280,6 +294,12 @@ def _entries(name: str, sites: Sites, axis: int, joint: bool) -> Entries:
             f"the observed site {name!r} must have a distribution for each of its "
             f"{y.shape[axis]} rows, but its batch shape is {tuple(inner.batch_shape)}; put it in a "
             "plate of that size"
+            + (
+                ", or, as a joint density of all rows cannot be masked by row, give that of any of "
+                "them, Model(..., joint_log_likelihood=f)"
+                if len(inner.batch_shape) + len(inner.event_shape) > y.ndim
+                else ""
+            )
         )
     seen = np.ones((y.shape[axis], 1), bool) if joint else _seen(name, sites, axis)
     kept = np.flatnonzero(seen.any(axis=1))

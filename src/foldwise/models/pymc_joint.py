@@ -81,6 +81,13 @@ def _conditional_autoregression(name: str, node: Any) -> Form:
     mean, neighbours, alpha, tau = node.op.dist_params(node)[:4]
     if hasattr(neighbours.type, "format"):  # of a sparse matrix
         neighbours = pt.constant(neighbours.data.toarray())
+    alone = np.flatnonzero(np.sum(getattr(neighbours, "data", np.ones((1, 1))), axis=1) == 0)
+    if alone.size:
+        raise ValueError(
+            f"every location of the observed variable {name!r} must have a neighbour, but location "
+            f"{alone[0]} has none ({alone.size} in all), and so no finite variance; join it to "
+            "another, or observe it in a variable of its own"
+        )
 
     def moments(n: int, mean: Array, w: Array, alpha: Array, tau: Array) -> tuple[Array, Array]:
         precision = jnp.squeeze(tau) * (jnp.diag(w.sum(axis=1)) - jnp.squeeze(alpha) * w)

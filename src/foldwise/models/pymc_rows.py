@@ -123,7 +123,15 @@ def _of_observed(model: Any, rv: Any, name: str, axis: int) -> Entries:
     if type(rv.owner.op).__name__ == "PartialObservedRV":
         raise ValueError(
             f"the observed variable {name!r} must have no missing values unless PyMC can impute "
-            "them one by one, but its distribution is not that simple; drop those rows"
+            "them one by one, but its distribution is not that simple; drop those rows, or, where "
+            "rows depend on each other, so that dropping some makes another model, give the joint "
+            "log density of any of them, Model(..., joint_log_likelihood=f)"
+        )
+    if type(rv.owner.op).__name__ == "MinibatchRandomVariable":
+        raise ValueError(
+            f"the rows of the observed variable {name!r} must not be weighted, but it has a "
+            "total_size, and a log density times a weight is not a predictive density; leave "
+            "total_size out"
         )
     graph = log_density(model, rv, value)
     function = jaxified(model, [*model.value_vars, value], [graph])
@@ -143,7 +151,9 @@ def _of_potential(model: Any, variable: Any) -> Entries:
     shape = jax.eval_shape(function, *_start(model))[0].shape
     if len(shape) != 1:
         way_out = (
-            "leave out its sum: a potential of many terms counts as their sum"
+            "leave out its sum: a potential of many terms counts as their sum (what cannot be "
+            "taken apart into rows, as that of gp.MarginalApprox, needs the joint log density of "
+            "any of them, Model(..., joint_log_likelihood=f))"
             if shape == ()
             else "sum over the axes that belong to a row"
         )
@@ -168,7 +178,8 @@ def _check_shape(
             f"the observed variable {name!r} must have one independent row per observation, but "
             f"its log density has shape {shape} for data of shape {y.shape} (row_axis={axis}); "
             "write the likelihood row by row, given free variables, or the joint log density of "
-            "any of the rows as Model(..., joint_log_likelihood=f)"
+            "any of the rows as Model(..., joint_log_likelihood=f); a normal vector of all rows is "
+            "taken as it is where rows= is left out"
         )
 
 

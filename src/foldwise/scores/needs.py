@@ -193,7 +193,8 @@ def _check_simulates(name: str, model: Model, several: bool = False) -> None:
             else "simulate=f) with f(key, position)"
         )
         raise ValueError(
-            f"{name} needs predictive draws, but the model cannot simulate; give "
+            f"{name} needs predictive draws, but the model cannot simulate (JAX may have no draws "
+            "of its distribution, where it comes from PyMC or NumPyro); use log scores, or give "
             f"Model(..., {function} one replicate of each row"
         )
     if model.y is None:
