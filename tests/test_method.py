@@ -161,14 +161,14 @@ def test_a_row_that_cuts_off_the_posterior_has_chains():
     assert result.folds["status"].values[0] != "fine"
 
 
-def test_weights_where_they_do_are_the_default():
+def test_weights_and_refits_where_they_do_are_the_default():
     problem = regression()
     few = problem.folds[:5]
     arguments = {"draws": 50, "seed": 1, "progress": False}
     default = fw.cross_validate(problem.model(), few, **arguments)
     auto = fw.cross_validate(problem.model(), few, method="auto", **arguments)
     assert default.elpd == auto.elpd
-    assert set(default.folds["method"].values) == {"importance"}
+    assert default.folds["method"].values.tolist() == ["importance", "refit"] + 3 * ["importance"]
     chains = fw.cross_validate(problem.model(), few, method="mcmc", **arguments)
     assert set(chains.folds["method"].values) == {"mcmc"}
 
