@@ -315,6 +315,23 @@ def test_bambi_families_with_zeros(family):
         np.testing.assert_allclose(found.log_likelihood(position), rows, atol=1e-7)
 
 
+def test_bambi_rows_of_several_counts():
+    import bambi
+    import pandas as pd
+
+    counts = np.random.default_rng(3).multinomial(20, [0.2, 0.3, 0.5], size=N)
+    data = pd.DataFrame({"a": counts[:, 0], "b": counts[:, 1], "c": counts[:, 2], "x": ABOVE})
+    found = fw.from_bambi(bambi.Model("c(a, b, c) ~ x", data, family="multinomial"))
+    x = ABOVE - ABOVE.mean()
+    eta = np.column_stack([np.zeros(N), 0.3 + 0.1 * x, 0.6 - 0.2 * x])
+    rows = st.multinomial.logpmf(counts, 20, scipy.special.softmax(eta, axis=1))
+    with jax.enable_x64(True):
+        parameters = {"Intercept": np.array([0.3, 0.6]), "x": np.array([0.1, -0.2])}
+        position = found.unconstrain(parameters)
+        np.testing.assert_allclose(found.log_likelihood_at(position), rows, atol=1e-9)
+        assert found.simulate(jax.random.key(0), position).shape == (N, 3)
+
+
 def test_bambi_drops_rows_with_missing_values():
     import bambi
     import pandas as pd
