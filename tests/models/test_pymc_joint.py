@@ -183,6 +183,22 @@ def test_gradients_of_processes(points, kind):
     check_gradients(model)
 
 
+@pytest.mark.parametrize("bounds", [(0.0, np.inf), (0.5, np.inf), (0.0, 4.0)])
+def test_distances_with_bounds_are_left_as_they_are(bounds):
+    with pm.Model() as model:
+        x = PLACES * pm.HalfNormal("scale")
+        norms = pt.sum(pt.sqr(x), axis=1)
+        squared = -2.0 * pt.dot(x, x.T) + (norms[:, None] + norms[None, :])
+        kernel = pt.exp(-pt.clip(squared, *bounds)) + pt.eye(N)
+        pm.MvNormal("y", ONES, kernel, observed=Y)
+    found = fw.from_pymc(model)
+    own = model.compile_logp(mode="FAST_COMPILE")
+    with jax.enable_x64(True):
+        position = {"scale_log__": np.array(-1.0)}
+        whole = found.log_prior(position) + found.joint_log_likelihood(position, np.ones(N, bool))
+        assert float(whole) == pytest.approx(float(own(position)), abs=1e-9)
+
+
 def test_folds_of_dependent_rows(seed):
     """A normal mean with a normal prior: y is normal, and its conditionals are the exact scores."""
     with pm.Model() as model:

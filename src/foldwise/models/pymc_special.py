@@ -78,16 +78,18 @@ def _clipped_distances(variable: Any) -> tuple[Any, Any] | None:
 
     if _elementwise(variable) is not Clip:
         return None
+    squared, *bounds = variable.owner.inputs
+    if not all(map(_is, bounds, (0.0, np.inf))):
+        return None
     pair, factor, norms = (), None, []
-    for term in _terms(variable.owner.inputs[0], Add):
+    for term in _terms(squared, Add):
         factors = [_unshaped(part) for part in _terms(term, Mul)]
         dots = [part for part in factors if part.owner and isinstance(part.owner.op, Dot)]
         if len(dots) == 1 and len(factors) == 2:
             pair, factor = dots[0].owner.inputs, next(f for f in factors if f is not dots[0])
         else:
             norms.append(_summed_squares(term))
-    minus_two = np.all(getattr(factor, "data", np.nan) == -2.0)
-    if not pair or not minus_two or len(norms) != 2 or None in norms:
+    if not pair or not _is(factor, -2.0) or len(norms) != 2 or None in norms:
         return None
     points = [_unshaped(one) for one in pair]
     same = equal_computations(norms, points) or equal_computations(norms[::-1], points)
@@ -103,6 +105,11 @@ def _summed_squares(variable: Any) -> Any:
     if squares.owner is not None and isinstance(squares.owner.op, Sum):
         (squares,) = squares.owner.inputs  # which PyTensor leaves out for points on a line
     return _unshaped(squares.owner.inputs[0]) if _elementwise(squares) is Sqr else None
+
+
+def _is(variable: Any, number: float) -> bool:
+    """Whether a variable is this number."""
+    return bool(np.all(getattr(_unshaped(variable), "data", np.nan) == number))
 
 
 def _unshaped(variable: Any) -> Any:
